@@ -1,0 +1,1 @@
+"""What the subcommands of `chitu` do, one module each."""

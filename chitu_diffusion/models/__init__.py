@@ -1,0 +1,1 @@
+"""Loads Wan, Qwen-Image and Z-Image with diffusers and attaches context parallelism to them."""

@@ -1,0 +1,109 @@
+"""Transport over torch.distributed (NCCL or gloo): the oracle and the fallback of every other transport.
+
+A call is one batch of point-to-point messages that land where attention reads them; nothing is padded or permuted
+on the way, whatever the sizes of the shards.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from chitu_diffusion.parallel.cp.layout import Layout, Move, Span, TensorName
+from chitu_diffusion.parallel.cp.transport import Arrived, Inputs
+
+Tensors = dict[TensorName, torch.Tensor]
+# two ranks exchange at most one block of each tensor at a time, so its name tells messages apart (gloo needs that)
+TAGS: dict[TensorName, int] = {"q": 0, "k": 1, "v": 2, "out": 3, "text_out": 4}
+
+
+class CollectiveTransport:
+    """Carries the blocks of a layout over ``group``; ``name`` is the group's backend."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.name = str(dist.get_backend(group))
+        self.rank = dist.get_rank(group)
+
+    def send(self, layout: Layout, inputs: Inputs) -> Arrived:
+        """Give every rank what it attends with; a tensor that stays whole where it is, is passed on uncopied."""
+        sources: Tensors = {"q": inputs.q}
+        if inputs.k is not None and inputs.v is not None:
+            sources |= {"k": inputs.k, "v": inputs.v}
+        windows = self._windows(layout, inputs)
+        self._exchange(layout.moves_in(self.rank), sources, windows)
+        return Arrived(windows["q"], windows["k"], windows["v"])
+
+    def receive(self, layout: Layout, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Bring the output home; with one rank per group it is home already, and views of it are returned."""
+        tokens, text = layout.shards[self.rank].size, layout.text_len if layout.text_queries else 0
+        if layout.degree == 1:
+            home = out.narrow(1, layout.q_token_offset, tokens)
+            return home, _block(out, layout.q_text_rows(self.rank), Span(0, out.shape[2])) if text else None
+        batch, head_dim = out.shape[0], out.shape[3]
+        homes: Tensors = {"out": out.new_empty(batch, tokens, layout.num_heads, head_dim)}
+        if text:
+            homes["text_out"] = out.new_empty(batch, text, layout.num_heads, head_dim)
+        self._exchange(layout.moves_out(self.rank), {"out": out, "text_out": out}, homes)
+        return homes["out"], homes.get("text_out")
+
+    def _windows(self, layout: Layout, inputs: Inputs) -> Tensors:
+        """Where Q, K and V arrive, with the text's rows in place."""
+        rank, text = self.rank, inputs.text
+        text_q, text_k, text_v = (text.q, text.k, text.v) if text else (None, None, None)
+        q_rows, q_text, q_heads = layout.q_rows(rank), layout.q_text_rows(rank), layout.q_heads(rank)
+        kv_rows, kv_text, kv_heads = layout.kv_rows, layout.kv_text_rows, layout.kv_heads(rank)
+        return {
+            "q": _window(inputs.q, text_q, q_rows, q_text, q_heads),
+            "k": _window(inputs.k, text_k, kv_rows, kv_text, kv_heads),
+            "v": _window(inputs.v, text_v, kv_rows, kv_text, kv_heads),
+        }
+
+    def _exchange(self, moves: tuple[Move, ...], sources: Tensors, windows: Tensors) -> None:
+        """Carry out ``moves``: local ones as copies, the others as one batch of messages."""
+        messages: list[dist.P2POp] = []
+        landings: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for move in moves:
+            if self.rank == move.src:
+                block = _block(sources[move.tensor], move.src_rows, move.src_heads)
+                if move.dst != self.rank:
+                    messages.append(self._message(dist.isend, block.contiguous(), move.dst, move))
+                    continue
+            home = _block(windows[move.tensor], move.dst_rows, move.dst_heads)
+            if move.src == self.rank:
+                if home.data_ptr() != block.data_ptr():
+                    home.copy_(block)
+                continue
+            landing = home if home.is_contiguous() else torch.empty_like(home, memory_format=torch.contiguous_format)
+            messages.append(self._message(dist.irecv, landing, move.src, move))
+            if landing is not home:
+                landings.append((home, landing))
+        for work in dist.batch_isend_irecv(messages) if messages else []:
+            work.wait()
+        for home, landing in landings:
+            home.copy_(landing)
+
+    def _message(self, op: Callable[..., object], block: torch.Tensor, peer: int, move: Move) -> dist.P2POp:
+        return dist.P2POp(op, block, group=self.group, tag=TAGS[move.tensor], group_peer=peer)
+
+
+def _block(x: torch.Tensor, rows: Span, heads: Span) -> torch.Tensor:
+    return x[:, rows.start : rows.stop, heads.start : heads.stop]
+
+
+def _window(
+    local: torch.Tensor | None, text: torch.Tensor | None, rows: int, text_rows: Span, heads: Span
+) -> torch.Tensor:
+    """The tensor (B, rows, heads, D) that attention reads: an input itself where it is all of it, else new memory
+    that holds the text's rows already.
+    """
+    if local is not None and local.shape[1:3] == (rows, heads.size):
+        return local
+    if text is not None and text_rows.size == rows:
+        return text[:, :, heads.start : heads.stop]
+    like = local if local is not None else text
+    assert like is not None, "a call without tokens or text is refused before it gets here"
+    window = like.new_empty(like.shape[0], rows, heads.size, like.shape[3])
+    if text is not None and text_rows.size:
+        window[:, text_rows.start : text_rows.stop] = text[:, :, heads.start : heads.stop]
+    return window

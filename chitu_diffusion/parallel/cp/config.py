@@ -1,0 +1,59 @@
+"""What a user asks for, checked, and the record of every choice made from it."""
+
+from dataclasses import dataclass
+
+from chitu_diffusion.parallel.cp.errors import ConfigError
+
+METHODS = ("agkv", "ulysses")
+BACKENDS = ("nccl", "fast")
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """One candidate that was not taken, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was asked for, what is used, why, and what was turned down."""
+
+    requested: str
+    used: str
+    reason: str
+    rejected: tuple[Rejected, ...] = ()
+
+
+@dataclass(frozen=True)
+class CPConfig:
+    """Settings of one context-parallel session.
+
+    ``method`` is ``agkv`` (keep Q, gather K and V) or ``ulysses`` (all-to-all by heads). ``backend`` is ``nccl``
+    (torch.distributed: NCCL on GPUs, gloo on CPUs) or ``fast`` (the CUDA extension). ``ulysses_degree`` forces the
+    number of ranks that split the heads; the rest of the group gathers K and V. ``kernel`` is ``auto`` or a row of
+    the kernel table. ``timeout_s`` limits every wait for another rank, in seconds.
+    """
+
+    method: str = "agkv"
+    backend: str = "nccl"
+    ulysses_degree: int | None = None
+    kernel: str = "auto"
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        _one_of("method", self.method, METHODS)
+        _one_of("backend", self.backend, BACKENDS)
+        if self.ulysses_degree is not None and self.method != "ulysses":
+            raise ConfigError(
+                f"ulysses_degree={self.ulysses_degree} belongs to method ulysses, but the method is {self.method}; "
+                "leave it out or choose ulysses"
+            )
+        if self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s={self.timeout_s} is not a time limit; give a positive number of seconds")
+
+
+def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{what} {value!r} is unknown; choose one of {', '.join(choices)}")

@@ -1,0 +1,55 @@
+"""The host-side channel on which the ranks of a group agree, with a time limit: never used while a call runs."""
+
+import pickle
+from datetime import timedelta
+from typing import cast
+
+import torch.distributed as dist
+
+from chitu_diffusion.parallel.cp.errors import DisagreementError
+
+
+class ControlChannel:
+    """Exchanges small Python values between the ranks of ``group``.
+
+    It lives in the key-value store that the group was made from, not in a process group of its own: a rank that waits
+    there in vain gets an error instead of a collective that hangs, and nothing has to be created or destroyed.
+    Creating one is no communication, but every rank must create its channels over a group in the same order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.timeout_s = timeout_s
+        self._store: dist.Store = group.get_group_store()
+        self._number = self._store.add(f"chitu/channels/{self.rank}", 1)
+        self._round = 0
+        self._broken: str | None = None
+
+    def gather[T](self, mine: T) -> list[T]:
+        """``mine`` of every rank, in the order of ranks. Raises DisagreementError where one does not answer in time.
+
+        After that the channel is out of step and only repeats the message.
+        """
+        if self._broken:
+            raise DisagreementError(self._broken)
+        self._store.set(self._key(self._round, self.rank), pickle.dumps(mine))
+        everyone = [self._read(rank) for rank in range(self.world)]
+        if self._round:  # every rank has finished the round before, or it could not have answered in this one
+            self._store.delete_key(self._key(self._round - 1, self.rank))
+        self._round += 1
+        return [cast(T, pickle.loads(answer)) for answer in everyone]
+
+    def _read(self, rank: int) -> bytes:
+        key = self._key(self._round, rank)
+        try:
+            self._store.wait([key], timedelta(seconds=self.timeout_s))
+            return bytes(self._store.get(key))
+        except RuntimeError as error:  # DistStoreError on a time limit, or the store's host is gone
+            self._broken = (
+                f"rank {self.rank} of {self.world} waited {self.timeout_s:g} s for rank {rank} to agree on a call and "
+                "got no answer: it made another call, or has ended"
+            )
+            raise DisagreementError(self._broken) from error
+
+    def _key(self, turn: int, rank: int) -> str:
+        return f"chitu/{self._number}/{turn}/{rank}"

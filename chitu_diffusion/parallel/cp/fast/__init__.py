@@ -1,0 +1,1 @@
+"""The fast path: transports over the CUDA extension, device facts, kernels and planning, model adapters."""

@@ -1,0 +1,1 @@
+"""Model adapters: from QKV projection to output projection."""

@@ -1,0 +1,11 @@
+"""The attention kernels, in the order in which ``auto`` prefers them. A new kernel is one file and one row here."""
+
+from chitu_diffusion.parallel.cp.fast.attention import cudnn, flash, sdpa, triton
+from chitu_diffusion.parallel.cp.fast.attention.kernels import Kernel, KernelNeeds
+
+KERNELS: dict[str, Kernel] = {row.name: row for row in (cudnn.ROW, flash.ROW, triton.ROW, sdpa.ROW)}
+
+
+def explain(needs: KernelNeeds) -> dict[str, str | None]:
+    """For every kernel, in order of preference: None where it serves the call, else why it does not."""
+    return {name: kernel.why_not(needs) for name, kernel in KERNELS.items()}

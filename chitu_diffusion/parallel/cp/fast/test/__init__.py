@@ -1,0 +1,1 @@
+"""The wrapper's acceptance test."""

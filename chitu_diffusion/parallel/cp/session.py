@@ -1,0 +1,133 @@
+"""One context-parallel group at work: its transport, its time-limited control channel, and the calls it agreed on."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from chitu_diffusion.parallel.cp import signature, transport
+from chitu_diffusion.parallel.cp.collective import CollectiveTransport
+from chitu_diffusion.parallel.cp.config import Choice, CPConfig
+from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, DisagreementError, InputError
+from chitu_diffusion.parallel.cp.fast.attention.planner import AttentionPlan, KernelReasons, make_plan
+from chitu_diffusion.parallel.cp.fast.attention.table import explain
+from chitu_diffusion.parallel.cp.layout import Layout, ulysses_degree
+from chitu_diffusion.parallel.cp.signature import Signature
+from chitu_diffusion.parallel.cp.transport import Inputs, Transport, TransportFacts
+
+
+@dataclass(frozen=True)
+class Call:
+    """One agreed call: where everything goes, and how attention runs. ``plan.reason`` says why."""
+
+    layout: Layout
+    plan: AttentionPlan
+    scale: float
+
+
+@dataclass(frozen=True)
+class _Ballot:
+    """What a rank tells the others before a new kind of call: its signature and its kernels, or why it refuses."""
+
+    refusal: str | None
+    signature: Signature | None
+    kernels: KernelReasons | None
+
+
+class CPSession:
+    """Context-parallel attention over ``group`` (default: all ranks).
+
+    Creating one is collective, and so is the first call of each signature. Raises ConfigError or UnavailableError,
+    with the same message on every rank, where ``config`` cannot be served.
+    """
+
+    def __init__(
+        self, config: CPConfig, group: dist.ProcessGroup | None = None, device: torch.device | None = None
+    ) -> None:
+        self.config = config
+        self.group = group if group is not None else _whole_job()
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.device = device if device is not None else _default_device(self.group)
+        self._control = ControlChannel(self.group, config.timeout_s)
+        self._same_config()
+        self.choice: Choice = transport.choose(
+            config.backend, self._control.gather(_transport_facts(self.group, self.device))
+        )
+        self.transport: Transport = CollectiveTransport(self.group)
+        self.calls: dict[Signature, Call] = {}
+
+    def admit(self, inputs: Inputs, seq_len: int | None, key_mask: torch.Tensor | None, scale: float | None) -> Call:
+        """The agreed call for these inputs. Collective the first time; without any communication after that.
+
+        Raises InputError, with one message on every rank, where some rank's inputs do not fit, DisagreementError
+        where ranks differ or one does not answer in time, and UnavailableError where no kernel serves the call.
+        """
+        try:
+            mine = signature.of(inputs, seq_len, key_mask, scale, self.device, self.world, self.rank)
+        except CPError as error:
+            self._agree(_Ballot(str(error), None, None))
+            raise AssertionError("a refusal ends in an error on every rank") from error
+        call = self.calls.get(mine)
+        if call is None:
+            ballots = self._agree(_Ballot(None, mine, explain(mine.kernel_needs(self.device))))
+            call = self.calls[mine] = self._plan(mine, [b.kernels for b in ballots if b.kernels is not None])
+        return call
+
+    def _agree(self, ballot: _Ballot) -> list[_Ballot]:
+        """Every rank's ballot, if all of them ask for the same; else the same error on every rank."""
+        ballots = self._control.gather(ballot)
+        for rank, other in enumerate(ballots):
+            if other.refusal is not None:
+                raise InputError(f"rank {rank}: {other.refusal}")
+        for rank, other in enumerate(ballots):
+            if other.signature != ballots[0].signature:
+                raise DisagreementError(
+                    f"the ranks call attention with different inputs: rank 0 with {ballots[0].signature}, "
+                    f"rank {rank} with {other.signature}; every rank must make the same call"
+                )
+        return ballots
+
+    def _same_config(self) -> None:
+        configs = self._control.gather(self.config)
+        for rank, other in enumerate(configs):
+            if other != configs[0]:
+                raise DisagreementError(
+                    f"the ranks were set up differently: rank 0 with {configs[0]}, rank {rank} with {other}; "
+                    "give every rank the same configuration"
+                )
+
+    def _plan(self, mine: Signature, reasons_by_rank: list[KernelReasons]) -> Call:
+        method, world, kv_heads = self.config.method, self.world, mine.num_kv_heads
+        degree = ulysses_degree(method, world, kv_heads, self.config.ulysses_degree) if mine.kv_sharded else 1
+        plan = make_plan(
+            method=method,
+            ulysses_degree=degree,
+            world=world,
+            transfer=self.transport.name,
+            kernel=self.config.kernel,
+            reasons_by_rank=reasons_by_rank,
+        )
+        return Call(mine.layout(world, degree), plan, mine.scale)
+
+
+def _whole_job() -> dist.ProcessGroup:
+    if not dist.is_initialized():
+        raise ConfigError(
+            "context parallelism needs a process group and none is there; "
+            "call torch.distributed.init_process_group first, or start with torch.distributed.run"
+        )
+    whole = dist.group.WORLD
+    assert whole is not None
+    return whole
+
+
+def _default_device(group: dist.ProcessGroup) -> torch.device:
+    on_gpus = dist.get_backend(group) == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
+
+
+def _transport_facts(group: dist.ProcessGroup, device: torch.device) -> TransportFacts:
+    backend = dist.get_backend(group)
+    lacking = {name: None if backend == name else f"the process group runs over {backend}" for name in ("nccl", "gloo")}
+    return TransportFacts(device.type, lacking["nccl"], lacking["gloo"], "the fast transports are not built yet")

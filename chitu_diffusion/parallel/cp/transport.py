@@ -1,0 +1,99 @@
+"""What carries Q, K, V and the output between ranks: the protocol, and the pure choice of one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from chitu_diffusion.parallel.cp.config import Choice, Rejected
+from chitu_diffusion.parallel.cp.errors import UnavailableError
+from chitu_diffusion.parallel.cp.layout import Layout
+
+
+@dataclass(frozen=True)
+class Text:
+    """Rows that every rank holds whole, such as a prompt, in front of the tokens or behind them.
+
+    ``k`` and ``v`` are (B, T, Hk, D); ``q`` is (B, T, H, D), or None where the text is attended to but asks nothing.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    q: torch.Tensor | None = None
+    in_front: bool = True
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One rank's part of a call: q (B, S_local, H, D); k and v (B, S_local, Hk, D), or None to attend to text only."""
+
+    q: torch.Tensor
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    text: Text | None = None
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What this rank attends with: q (B, Sq, h, D), k and v (B, Sk, hk, D) for its share h, hk of the heads."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class Transport(Protocol):
+    """Moves the blocks of a layout. Every rank of the group calls the same methods in the same order."""
+
+    name: str
+
+    def send(self, layout: Layout, inputs: Inputs) -> Arrived:
+        """Give every rank the queries, keys and values that it attends with."""
+
+    def receive(self, layout: Layout, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Bring the output home: ``out`` (B, Sq, h, D) of ``Arrived.q`` → this rank's tokens (B, S_local, H, D), and
+        the text's output (B, T, H, D), the same on every rank, where the text has queries.
+        """
+
+
+@dataclass(frozen=True)
+class TransportFacts:
+    """What one rank knows about its means of transport; a reason says why one is not there, None that it is."""
+
+    device_type: str
+    nccl: str | None
+    gloo: str | None
+    fast: str | None
+
+
+def choose(requested: str, facts_by_rank: Sequence[TransportFacts]) -> Choice:
+    """``nccl`` or ``fast`` to the transport that carries it: fast, nccl or gloo.
+
+    ``nccl`` names torch.distributed: on CPUs that is gloo, and the reason says so. Raises UnavailableError where some
+    rank cannot do what was asked for, or where ranks lie on devices of different types.
+    """
+    types = sorted({facts.device_type for facts in facts_by_rank})
+    if len(types) > 1:
+        raise UnavailableError(f"the ranks of one group lie on devices of different types ({', '.join(types)})")
+    if requested == "fast":
+        return _named("fast", "fast", facts_by_rank, "asked for")
+    if types == ["cpu"]:
+        rejected = (Rejected("nccl", "the ranks run on CPUs"),)
+        reason = "the ranks run on CPUs, where torch.distributed is gloo"
+        return _named("nccl", "gloo", facts_by_rank, reason, rejected)
+    return _named("nccl", "nccl", facts_by_rank, "asked for")
+
+
+def _named(
+    requested: str,
+    used: str,
+    facts_by_rank: Sequence[TransportFacts],
+    reason: str,
+    rejected: tuple[Rejected, ...] = (),
+) -> Choice:
+    for rank, facts in enumerate(facts_by_rank):
+        lacking: str | None = getattr(facts, used)
+        if lacking is not None:
+            raise UnavailableError(f"backend {requested} was asked for, but on rank {rank} {lacking}")
+    return Choice(requested, used, reason, rejected)

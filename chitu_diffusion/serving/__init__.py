@@ -1,0 +1,1 @@
+"""The HTTP server: stage files, request queue, lanes of ranks."""

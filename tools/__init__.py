@@ -1,0 +1,1 @@
+"""Installer, benchmarks and maintenance scripts; sits on top of the package."""

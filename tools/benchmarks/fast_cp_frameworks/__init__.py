@@ -1,0 +1,1 @@
+"""One benchmark for every framework: the same inputs, accuracy check and timing for each."""

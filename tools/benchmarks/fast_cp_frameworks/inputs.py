@@ -1,0 +1,75 @@
+"""Random Q, K and V of one job: every rank can make the share of any rank, so nothing has to be sent to check a result."""
+
+from dataclasses import dataclass
+
+import torch
+
+from chitu_diffusion.parallel.cp.layout import split_sizes
+from tools.benchmarks.fast_cp_frameworks.cases import Case
+
+# K of the first and of the last rank: keys that all look alike would let an ignored log-sum-exp or a gather of the
+# wrong rows pass for rounding
+K_RAMP = (0.75, 1.5)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """q (B, S', H, D); k and v (B, S', Hk, D), S' the tokens of one rank or of all."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    @property
+    def bytes(self) -> int:
+        """Of all three together."""
+        return sum(x.numel() * x.element_size() for x in (self.q, self.k, self.v))
+
+
+@dataclass(frozen=True)
+class Source:
+    """The inputs that ``seed`` gives ``case`` on ``world`` ranks; the same numbers on every rank with the same device."""
+
+    case: Case
+    world: int
+    seed: int
+    device: torch.device
+
+    def share(self, rank: int) -> Tensors:
+        """What rank ``rank`` holds."""
+        return Tensors(self.q(rank), self.k(rank), self.v(rank))
+
+    def whole(self) -> Tensors:
+        """The tensors of all ranks, in order."""
+        ranks = range(self.world)
+        return Tensors(
+            torch.cat([self.q(r) for r in ranks], 1),
+            torch.cat([self.k(r) for r in ranks], 1),
+            torch.cat([self.v(r) for r in ranks], 1),
+        )
+
+    def q(self, rank: int) -> torch.Tensor:
+        """Queries of ``rank``."""
+        return self._draw(rank, 0, self.case.heads)
+
+    def k(self, rank: int) -> torch.Tensor:
+        """Keys of ``rank``, scaled by its place on the ramp."""
+        first, last = K_RAMP
+        return self._draw(rank, 1, self.case.kv_heads).mul_(first + (last - first) * rank / max(1, self.world - 1))
+
+    def v(self, rank: int) -> torch.Tensor:
+        """Values of ``rank``."""
+        return self._draw(rank, 2, self.case.kv_heads)
+
+    def _draw(self, rank: int, which: int, heads: int) -> torch.Tensor:
+        generator = torch.Generator(self.device).manual_seed(self.seed + 3 * rank + which)
+        case, tokens = self.case, split_sizes(self.case.sequence, self.world)[rank]
+        shape = (case.batch, tokens, heads, case.head_dim)
+        return torch.randn(shape, dtype=torch_dtype(case), device=self.device, generator=generator)
+
+
+def torch_dtype(case: Case) -> torch.dtype:
+    """The dtype that a case names."""
+    dtype = getattr(torch, case.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

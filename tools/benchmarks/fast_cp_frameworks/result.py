@@ -1,0 +1,204 @@
+"""The benchmark's JSON: a versioned schema, and how it is written.
+
+``chitu.fast_cp.benchmark/1`` is one measurement (class Report); ``chitu.fast_cp.benchmark-set/1`` is a run of several
+(class ReportSet), whose ``results`` are measurements without the facts about the run, which stand once at the top.
+A reader accepts the number behind the slash and fields that it does not know; a change of meaning raises the number.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from chitu_diffusion.parallel.cp.errors import ConfigError
+
+Status = Literal["complete", "failed", "running"]
+
+
+class _Model(BaseModel):
+    # an error measure may be infinite or NaN, which JSON has no number for: "Infinity" and "NaN" are written instead
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+
+class CaseRecord(_Model):
+    """What was measured."""
+
+    method: str
+    sequence: int = Field(description="tokens of the whole job")
+    heads: int
+    kv_heads: int
+    head_dim: int
+    batch: int
+    dtype: str
+    component: str = Field(description="what was timed: e2e, communication (no kernel) or attention (kernel alone)")
+    kernel: str = Field(description="as requested; implementation.attention_plan.kernel is the one that ran")
+    world_size: int = Field(description="ranks of the job; method single computes on the first alone")
+
+
+class Accuracy(_Model):
+    """The whole call (e2e, whatever was timed) against float32 or float64 attention, over every row of every rank.
+
+    ``error`` is the relative L2 error over all elements, ``max_row_error`` the largest of one (token, head) row; both
+    of the worst rank. The limits are twice the same measures of the same kernel in one process, plus a floor.
+    """
+
+    checked: bool
+    reference: str = Field(description="what it was compared with")
+    error: float
+    max_row_error: float
+    limit: float
+    max_row_limit: float
+    kernel_error: float
+    seed: int = Field(description="--seed that repeats the input")
+
+
+class RejectedRecord(_Model):
+    """A candidate that was not taken, and why."""
+
+    name: str
+    reason: str
+
+
+class PlanRecord(_Model):
+    """How attention ran."""
+
+    method: str
+    ulysses_degree: int
+    transfer: str
+    schedule: str
+    kernel: str
+    reason: str
+    rejected: tuple[RejectedRecord, ...] = ()
+
+
+class TransportRecord(_Model):
+    """What carried Q, K, V and the output."""
+
+    requested: str
+    used: str
+    reason: str
+    rejected: tuple[RejectedRecord, ...] = ()
+
+
+class Implementation(_Model):
+    """What ran, and why."""
+
+    attention_plan: PlanRecord
+    transport: TransportRecord
+
+
+class Timing(_Model):
+    """One repeat is the median of its iterations on the slowest rank; ``median_ms`` is the median of the repeats."""
+
+    median_ms: float
+    min_ms: float
+    max_ms: float
+    relative_spread: float = Field(description="(max - min) / median over the repeats")
+    repeats_ms: tuple[float, ...]
+    back_to_back_ms: float = Field(description="mean of calls without a barrier between them; median of the repeats")
+    clock: str = Field(description="cuda events or perf_counter")
+    warmup: int
+    iterations: int
+    ranks_timed: tuple[int, ...]
+    input_sets: int = Field(description="sets of tensors that the calls take in turn, so that no cache holds them")
+    input_bytes: int = Field(description="bytes of all these sets on one rank")
+
+
+class Result(_Model):
+    """One measurement; ``reason`` says why where the status is failed."""
+
+    status: Status
+    reason: str | None = None
+    case: CaseRecord
+    accuracy: Accuracy | None = None
+    implementation: Implementation | None = None
+    timing: Timing | None = None
+    bytes_received_per_rank: int | None = Field(None, description="by one call, of the rank that receives most")
+    received_gb_per_s: float | None = Field(None, description="only where communication alone was timed")
+    tflops_per_rank: float | None = Field(None, description="4 B H S^2 D over the ranks that compute and the time")
+    speedup_over_single: float | None = Field(None, description="fastest single of this run and shape over this")
+
+
+class Hardware(_Model):
+    """The machine."""
+
+    gpus: tuple[str, ...]
+    links: tuple[str, ...] = Field(description="one entry for each pair of GPUs")
+    cpu: str
+    cpu_cores: int
+    threads_per_rank: int
+
+
+class Run(_Model):
+    """Facts about the run."""
+
+    hardware: Hardware
+    driver: str | None
+    versions: dict[str, str | None]
+    commit: str | None
+    dirty: bool | None = Field(description="whether the sources differ from the commit")
+    command: str = Field(description="as typed, with folders of this machine left out")
+    created: str = Field(description="when the run began, UTC")
+
+
+class Report(Run, Result):
+    """The file of one measurement."""
+
+    schema_: Literal["chitu.fast_cp.benchmark/1"] = Field("chitu.fast_cp.benchmark/1", alias="schema")
+
+
+class ReportSet(Run):
+    """The file of several; ``status`` is complete only when all are, and running while some are to come."""
+
+    schema_: Literal["chitu.fast_cp.benchmark-set/1"] = Field("chitu.fast_cp.benchmark-set/1", alias="schema")
+    status: Status
+    results: tuple[Result, ...]
+
+
+AnyReport = Annotated[Report | ReportSet, Field(discriminator="schema_")]
+_READER: TypeAdapter[Report | ReportSet] = TypeAdapter(AnyReport)
+
+
+def make_report(run: Run, results: list[Result], planned: int) -> Report | ReportSet:
+    """The file's content: one measurement by itself, or ``planned`` of them, of which ``results`` are done."""
+    if planned == 1 and results:
+        return Report.model_validate({**run.model_dump(), **results[0].model_dump()})
+    failed = any(result.status == "failed" for result in results)
+    status: Status = "failed" if failed else "complete" if len(results) == planned else "running"
+    return ReportSet.model_validate({**run.model_dump(), "status": status, "results": results})
+
+
+def read(path: Path) -> Report | ReportSet:
+    """A file of this benchmark. Raises ConfigError where it is not one."""
+    try:
+        return _READER.validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"{path} is not a result of this benchmark ({first})") from error
+
+
+def check_output(path: Path) -> None:
+    """Raises ConfigError, before anything runs, where the result could not be written."""
+    if path.is_dir():
+        raise ConfigError(f"--output {path} is a folder; give the name of a JSON file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--output {path} lies in a folder that does not exist; create {path.parent} first")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--output {path} lies in a folder that you may not write to; choose another")
+
+
+def write(path: Path, report: Report | ReportSet) -> None:
+    """Replace ``path`` in one step, so that a reader never sees half a file."""
+    text = report.model_dump_json(indent=1, by_alias=True) + "\n"
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        temporary.chmod(0o644)  # mkstemp's 0600 would keep others from reading a result
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,124 @@
+"""Timing: every call after a barrier, the median of a repeat's calls, the slowest rank, the spread over repeats."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from tools.benchmarks.fast_cp_frameworks.agreement import wait_for_device
+from tools.benchmarks.fast_cp_frameworks.contender import Operands
+from tools.benchmarks.fast_cp_frameworks.result import Timing
+
+CPU_CACHE_BYTES = 2**25  # torch reports no cache size for CPUs; most cores reach less than this
+MOST_SETS = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often to call. ``together`` says whether all ranks do; then each call starts at a barrier."""
+
+    warmup: int
+    iterations: int
+    together: bool
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One repeat on one rank: the median of single calls, and the mean of calls in a row."""
+
+    median_ms: float
+    back_to_back_ms: float
+
+
+class Stopwatch:
+    """Times calls on ``device`` by CUDA events, or by the clock on a CPU."""
+
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+        self.device, self._group = device, group
+        self.clock = "cuda events" if device.type == "cuda" else "perf_counter"
+        self._flag = torch.zeros(1, device=device)
+
+    def repeat(self, sets: Sequence[Operands], plan: Plan) -> Sample:
+        """Warm up, then time; the calls take the ``sets`` in turn."""
+        turn = 0
+
+        def calls(count: int) -> None:
+            nonlocal turn
+            for _ in range(count):
+                sets[turn % len(sets)].call()
+                turn += 1
+
+        calls(plan.warmup)
+        singles = []
+        for _ in range(plan.iterations):
+            self._barrier(plan)
+            singles.append(self._time(lambda: calls(1), plan.limit_s))
+        self._barrier(plan)
+        together = self._time(lambda: calls(plan.iterations), plan.limit_s * plan.iterations)
+        return Sample(statistics.median(singles), together / plan.iterations)
+
+    def _barrier(self, plan: Plan) -> None:
+        """The ranks leave within some microseconds of each other, with nothing left to do on the device."""
+        if plan.together:
+            dist.all_reduce(self._flag, group=self._group)
+        wait_for_device(self.device, plan.limit_s)
+
+    def _time(self, work: Callable[[], None], limit_s: float) -> float:
+        """Milliseconds."""
+        if self.device.type == "cpu":
+            begin = time.perf_counter()
+            work()
+            return (time.perf_counter() - begin) * 1e3
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        stop.record()
+        wait_for_device(self.device, limit_s)
+        return start.elapsed_time(stop)
+
+
+def sets_needed(set_bytes: int, cache_bytes: int, free_bytes: int) -> int:
+    """How many sets of ``set_bytes`` are more than twice the cache, in a quarter of the free memory; 1 to MOST_SETS.
+
+    One set more than that, so that ranks whose shares differ by a token still agree on enough.
+    """
+    if set_bytes == 0:
+        return MOST_SETS
+    wanted = max(2, math.floor(2 * cache_bytes / set_bytes) + 2)
+    return max(1, min(wanted, MOST_SETS, free_bytes // 4 // set_bytes))
+
+
+def cache_and_free_bytes(device: torch.device) -> tuple[int, int]:
+    """The last cache before ``device``'s memory, and the memory that is free."""
+    if device.type == "cpu":
+        return CPU_CACHE_BYTES, 64 * CPU_CACHE_BYTES
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.get_device_properties(device).L2_cache_size), free
+
+
+def summarise(
+    repeats: Sequence[Sequence[Sample | None]], plan: Plan, clock: str, sets: int, set_bytes: int
+) -> Timing:
+    """The record of ``repeats``, each with one sample per rank, None for a rank that was idle."""
+    slowest = [max(s.median_ms for s in ranks if s is not None) for ranks in repeats]
+    in_a_row = [max(s.back_to_back_ms for s in ranks if s is not None) for ranks in repeats]
+    middle = statistics.median(slowest)
+    return Timing(
+        median_ms=middle,
+        min_ms=min(slowest),
+        max_ms=max(slowest),
+        relative_spread=(max(slowest) - min(slowest)) / middle if middle else 0.0,
+        repeats_ms=tuple(slowest),
+        back_to_back_ms=statistics.median(in_a_row),
+        clock=clock,
+        warmup=plan.warmup,
+        iterations=plan.iterations,
+        ranks_timed=tuple(rank for rank, sample in enumerate(repeats[0]) if sample is not None),
+        input_sets=sets,
+        input_bytes=sets * set_bytes,
+    )
