@@ -32,6 +32,7 @@ class FakeNvml:
     count: int = 2
     wires: int = 18
     switched: bool = True
+    nvlink_status: int = 0
     gaps: dict[tuple[int, int], int] = field(default_factory=dict)
     refused: frozenset[str] = frozenset()
     unknown: frozenset[str] = frozenset()
@@ -54,7 +55,7 @@ class FakeNvml:
             "nvmlDeviceGetUUID": lambda gpu: self._text(f"GPU-{gpu}"),
             "nvmlDeviceGetMigMode": lambda gpu: [0, 0],
             "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=self._text(f"bus{gpu}")),
-            "nvmlDeviceGetP2PStatus": lambda a, b, kind: self.gaps.get((a, b), 0) if kind != 2 or self.wires else 5,
+            "nvmlDeviceGetP2PStatus": lambda a, b, kind: self.gaps.get((a, b), 0) if kind != 2 else self.nvlink_status,
             "nvmlDeviceGetNvLinkState": lambda gpu, link: int(link < self.wires * (1 if self.switched else self.count)),
             "nvmlDeviceGetNvLinkRemoteDeviceType": lambda gpu, link: 2 if self.switched else 0,
             "nvmlDeviceGetNvLinkRemotePciInfo": lambda gpu, link: SimpleNamespace(
@@ -98,8 +99,9 @@ def test_links_wired_from_gpu_to_gpu_are_counted_per_neighbour() -> None:
     assert [link.nvlink_links for link in facts.links] == [4] * 6
 
 
-def test_peer_access_without_nvlink_is_pcie() -> None:
-    (link,) = probe(wires=0).links
+@pytest.mark.parametrize("how", [{"wires": 0}, {"nvlink_status": 5}])
+def test_peer_access_without_nvlink_between_the_two_is_pcie(how: dict[str, int]) -> None:
+    (link,) = probe(**how).links
     assert (link.peer_access, link.nvlink_links, link.nvlink_gbs) == (True, 0, None)
     assert describe_link(link) == "peer access over PCIe, no NVLink"
 

@@ -1,0 +1,93 @@
+"""What the doctor saw, as plain values: no decision here, and nothing imported."""
+
+from dataclasses import dataclass, field
+
+from chitu_diffusion.parallel.cp.fast.device import MachineFacts
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Seen[T]:
+    """One thing looked for: it is there (``value``), not there (``absent``: why), or there and ``broken`` (how)."""
+
+    value: T | None = None
+    absent: str | None = None
+    broken: str | None = None
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """torch as imported; ``cuda`` is the CUDA that it was built for, None for a CPU build.
+
+    ``gpu_count`` are the GPUs it can use, ``gpu_uuids`` their names in NVML's form; ``cuda_problem`` is what torch
+    says when it cannot use any. ``nccl`` is None in a build without it.
+    """
+
+    version: str
+    cuda: Version | None
+    gpu_count: int
+    gpu_uuids: tuple[str, ...]
+    cuda_problem: str | None
+    nccl: Version | None
+
+
+@dataclass(frozen=True)
+class NvshmemFacts:
+    """The host library in a process that imported torch; ``version`` is what the library itself reports."""
+
+    path: str
+    version: Version | None
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """Per kernel of the table None, or why it does not serve the usual call (H40 D128, no mask) on ``device``.
+
+    The device is ``cuda`` with BF16 where torch can use a GPU, else ``cpu`` with FP32.
+    """
+
+    why_not: dict[str, str | None]
+    device: str
+
+
+@dataclass(frozen=True)
+class ExtensionFacts:
+    """``fast_ulysses`` as imported, and those of Fast CP's operators that it does not register."""
+
+    path: str
+    version: str | None
+    missing_operators: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ToolFacts:
+    """A program that building needs, where it was found (``CUDA_HOME``, ``package index``, ``PATH``), its version."""
+
+    path: str
+    origin: str
+    version: Version | None
+
+
+@dataclass(frozen=True)
+class HomeFacts:
+    """The folder that ``NVSHMEM_HOME`` names, its host library with links resolved, and its headers' version."""
+
+    path: str
+    library: str | None
+    version: Version | None
+
+
+@dataclass(frozen=True)
+class DoctorFacts:
+    """Everything that is judged."""
+
+    python: Version
+    machine: Seen[MachineFacts]
+    torch: Seen[TorchFacts]
+    nvshmem: Seen[NvshmemFacts]
+    kernels: Seen[KernelFacts]
+    extension: Seen[ExtensionFacts]
+    tools: dict[str, Seen[ToolFacts]] = field(default_factory=dict)
+    nvshmem_home: HomeFacts | None = None
+    visible_devices: str | None = None

@@ -1,0 +1,142 @@
+"""Judges Python, torch and the libraries and programs around it; pure."""
+
+from collections.abc import Iterator
+
+from chitu_diffusion.commands.doctor.checks import BOTH, FAST, SETUP, Check, dotted
+from chitu_diffusion.commands.doctor.facts import DoctorFacts, HomeFacts, NvshmemFacts, Seen, ToolFacts, Version
+
+# Oldest version that builds the extension, and why.
+OLDEST_TOOL: dict[str, tuple[Version, str]] = {
+    "nvcc": ((12, 8), "SM120 needs it"),
+    "cuobjdump": ((12, 8), "older ones do not know SM120"),
+    "g++": ((9,), "torch's headers are C++17"),
+}
+GET_TOOL = {
+    "nvcc": "uv sync --group cuda-build, or set CUDA_HOME to a toolkit",
+    "cuobjdump": "uv sync --group cuda-build, or set CUDA_HOME to a toolkit",
+    "g++": "install g++ with the system's package manager",
+}
+
+
+def judge_python(facts: DoctorFacts) -> Check:
+    """The interpreter that runs this."""
+    needed, found = "Python 3.12 or 3.13", dotted(facts.python)
+    if (3, 12) <= facts.python[:2] <= (3, 13):
+        return Check("python", "ok", found, required_by=BOTH)
+    return Check("python", "wrong", found, needed, "make the environment anew: uv sync --python 3.12", BOTH)
+
+
+def judge_torch(facts: DoctorFacts) -> Check:
+    """Whether torch imports, and is new enough for the stable ABI."""
+    name, needed = "torch", "torch 2.10 or newer, built for CUDA"
+    if facts.torch.broken:
+        found = f"installed, but it does not import: {facts.torch.broken}"
+        return Check(name, "wrong", found, needed, "install it anew: uv sync --reinstall-package torch", BOTH)
+    torch = facts.torch.value
+    if torch is None:
+        return Check(name, "missing", facts.torch.absent or "not found", needed, "install it: uv sync", BOTH)
+    found = f"{torch.version}, built for {f'CUDA {dotted(torch.cuda)}' if torch.cuda else 'CPU only'}"
+    release = tuple(int(part) for part in torch.version.split("+")[0].split(".")[:2] if part.isdigit())
+    if release < (2, 10):
+        return Check(name, "wrong", found, needed, "install the locked version: uv sync", BOTH)
+    return Check(name, "ok", found, required_by=BOTH)
+
+
+def judge_libraries(facts: DoctorFacts) -> Iterator[Check]:
+    """NCCL and NVSHMEM of torch, the kernels, the extension."""
+    yield _nccl(facts)
+    yield _nvshmem(facts.nvshmem, facts.nvshmem_home)
+    yield _kernels(facts)
+    yield _extension(facts)
+
+
+def judge_tools(facts: DoctorFacts) -> Iterator[Check]:
+    """What building needs and running does not: no requirement depends on it."""
+    for name, seen in facts.tools.items():
+        yield _tool(name, seen)
+
+
+def _nccl(facts: DoctorFacts) -> Check:
+    torch = facts.torch.value
+    if torch is None or torch.nccl is None:
+        found = "torch does not import" if torch is None else f"torch {torch.version} is built without it"
+        return Check("nccl", "missing", found, "NCCL in torch", "install the CUDA build of torch: uv sync", BOTH)
+    return Check("nccl", "ok", f"{dotted(torch.nccl)}, in torch", required_by=BOTH)
+
+
+def _nvshmem(seen: Seen[NvshmemFacts], home: HomeFacts | None) -> Check:
+    name, needed = "nvshmem", "the NVSHMEM host library that torch brings along"
+    if seen.broken:
+        return Check(name, "wrong", f"loading fails: {seen.broken}", needed, "install torch anew: uv sync", FAST)
+    if seen.value is None:
+        step = "install the CUDA build of torch: uv sync"
+        return Check(name, "missing", seen.absent or "not found", needed, step, FAST)
+    found = f"{dotted(seen.value.version)}, the one that torch loads: {seen.value.path}"
+    if home is None or home.library == seen.value.path:
+        return Check(name, "ok", found, required_by=FAST)
+    return _nvshmem_beside_home(found, seen.value, home)
+
+
+def _nvshmem_beside_home(found: str, loaded: NvshmemFacts, home: HomeFacts) -> Check:
+    """The RPATH of torch decides what is loaded; NVSHMEM_HOME only what is built against, and may not be newer."""
+    if home.library is None and home.version is None:
+        found += f"; NVSHMEM_HOME names {home.path}, which holds neither headers nor library"
+        step = "unset NVSHMEM_HOME, or point it to a folder with include and lib"
+        return Check("nvshmem", "wrong", found, "an NVSHMEM_HOME that exists", step, FAST)
+    found += f"; NVSHMEM_HOME names another ({dotted(home.version)}, {home.path}), which is not loaded"
+    if home.version and loaded.version and not _runs(built=home.version, loaded=loaded.version):
+        needed = f"headers of NVSHMEM {loaded.version[0]}.{loaded.version[1]} or an older {loaded.version[0]}.x"
+        step = "unset NVSHMEM_HOME, so that the build takes the headers beside the library that is loaded"
+        return Check("nvshmem", "wrong", found, needed, step, FAST)
+    return Check("nvshmem", "ok", found, required_by=FAST)
+
+
+def _runs(*, built: Version, loaded: Version) -> bool:
+    return built[0] == loaded[0] and built[:2] <= loaded[:2]
+
+
+def _kernels(facts: DoctorFacts) -> Check:
+    name, needed = "kernels", "one attention kernel that serves this machine"
+    if facts.kernels.broken:
+        found = f"the kernel table does not import: {facts.kernels.broken}"
+        return Check(name, "wrong", found, needed, "install the project anew: uv sync --reinstall", BOTH)
+    if facts.kernels.value is None:
+        return Check(name, "missing", facts.kernels.absent or "not found", needed, "install it: uv sync", BOTH)
+    why_not, device = facts.kernels.value.why_not, facts.kernels.value.device
+    serving = [kernel for kernel, reason in why_not.items() if reason is None]
+    reasons = {
+        reason: [kernel for kernel in why_not if why_not[kernel] == reason] for reason in why_not.values() if reason
+    }
+    others = "; ".join(f"not {', '.join(kernels)}: {reason}" for reason, kernels in reasons.items())
+    found = f"on {device}: {', '.join(serving) or 'none'}" + (f" ({others})" if others else "")
+    if not serving:
+        return Check(name, "wrong", found, needed, "install the locked torch and triton: uv sync", BOTH)
+    return Check(name, "ok", found, required_by=BOTH)
+
+
+def _extension(facts: DoctorFacts) -> Check:
+    name, needed, seen = "extension", "fast_ulysses with Fast CP's operators", facts.extension
+    if seen.broken:
+        found = f"installed, but it does not import: {seen.broken}"
+        return Check(name, "wrong", found, needed, f"build it again: {SETUP}", FAST)
+    if seen.value is None:
+        return Check(name, "missing", f"not built ({seen.absent or 'not found'})", needed, SETUP, FAST)
+    found = f"{seen.value.version or 'unknown version'}, {seen.value.path}"
+    if seen.value.missing_operators:
+        found += f", without the operators {', '.join(seen.value.missing_operators)}"
+        step = f"it is another build of the same name; replace it: {SETUP}"
+        return Check(name, "wrong", found, needed, step, FAST)
+    return Check(name, "ok", found, required_by=FAST)
+
+
+def _tool(name: str, seen: Seen[ToolFacts]) -> Check:
+    oldest, why = OLDEST_TOOL[name]
+    needed = f"{name} {dotted(oldest)} or newer ({why}), to build the extension"
+    if seen.broken:
+        return Check(name, "wrong", seen.broken, needed, GET_TOOL[name])
+    if seen.value is None:
+        return Check(name, "missing", seen.absent or "not found", needed, GET_TOOL[name])
+    found = f"{dotted(seen.value.version)}, from {seen.value.origin}: {seen.value.path}"
+    if seen.value.version is not None and seen.value.version < oldest:
+        return Check(name, "wrong", found, needed, GET_TOOL[name])
+    return Check(name, "ok", found)
