@@ -1,16 +1,20 @@
-"""cuDNN's fused attention through aten: the fastest row without further packages; with log-sum-exp, without masks."""
+"""cuDNN's fused attention through aten: the fastest row without further packages; with log-sum-exp and key masks."""
 
 import torch
 
-from chitu_diffusion.parallel.cp.fast.attention import flash
 from chitu_diffusion.parallel.cp.fast.attention.kernels import Kernel, KernelNeeds
-from chitu_diffusion.parallel.cp.fast.attention.rows import HALF, answers_empty, first_reason, gpu_checks
+from chitu_diffusion.parallel.cp.fast.attention.rows import (
+    HALF,
+    answers_empty,
+    attend_to_one_key,
+    first_reason,
+    gpu_checks,
+)
 
 
 def why_not(needs: KernelNeeds) -> str | None:
     """Why cuDNN does not serve the call, or None. Grouped K/V heads are served as they are."""
-    checks = gpu_checks(needs, dtypes=HALF, head_dim_step=8, max_head_dim=128)
-    return first_reason([*checks, (needs.key_mask, "key masks through cuDNN's bias are not verified")])
+    return first_reason(gpu_checks(needs, dtypes=HALF, head_dim_step=8, max_head_dim=128))
 
 
 @answers_empty
@@ -23,14 +27,16 @@ def run(
     key_mask: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention by aten's cuDNN operator; arguments and result as in ``KernelCall``, ``key_mask`` must be None."""
-    assert key_mask is None, "why_not refuses key masks"
+    """Attention by aten's cuDNN operator; arguments and result as in ``KernelCall``."""
     if k.shape[1] == 1:  # cuDNN refuses a single key
-        return flash.run(q, k, v, scale=scale, return_lse=return_lse)
+        return attend_to_one_key(q, k, v, scale=scale, key_mask=key_mask, return_lse=return_lse)
+    bias = None
+    if key_mask is not None:
+        bias = torch.zeros_like(key_mask, dtype=q.dtype).masked_fill_(~key_mask, -torch.inf)[:, None, None, :]
     cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
     q_bhsd, k_bhsd, v_bhsd = (x.transpose(1, 2) for x in (q, k, v))
-    # no bias, dropout 0, not causal, no debug mask; the log-sum-exp comes as (B, H, Sq, 1)
-    out, lse = cudnn(q_bhsd, k_bhsd, v_bhsd, None, return_lse, 0.0, False, False, scale=scale)[:2]
+    # dropout 0, not causal, no debug mask; the log-sum-exp comes as (B, H, Sq, 1)
+    out, lse = cudnn(q_bhsd, k_bhsd, v_bhsd, bias, return_lse, 0.0, False, False, scale=scale)[:2]
     return out.transpose(1, 2), lse.squeeze(-1) if return_lse else None
 
 

@@ -53,28 +53,3 @@ class Kernel:
     name: str
     why_not: Callable[[KernelNeeds], str | None]
     run: KernelCall
-
-
-def fused_kernel_refusal(needs: KernelNeeds) -> str | None:
-    """What neither cuDNN nor torch's flash kernel takes through its aten entry."""
-    if needs.device_type != "cuda" or needs.capability is None:
-        return "it runs on CUDA GPUs only"
-    if needs.capability < (8, 0):
-        return f"it needs compute capability 8.0 and the GPU has {needs.capability[0]}.{needs.capability[1]}"
-    if needs.dtype not in (torch.float16, torch.bfloat16):
-        return f"it takes float16 and bfloat16, not {str(needs.dtype).removeprefix('torch.')}"
-    if needs.head_dim % 8 or needs.head_dim > 128:
-        return f"it takes head dimensions that are multiples of 8 up to 128, not {needs.head_dim}"
-    if needs.key_mask:
-        return "its aten entry takes no key mask"
-    return None
-
-
-def nothing_to_attend(
-    q: torch.Tensor, k: torch.Tensor, return_lse: bool
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-    """The result where there are no queries or no keys, which no library kernel defines; None elsewhere."""
-    if q.shape[1] and k.shape[1]:
-        return None
-    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), float("-inf"), dtype=torch.float32) if return_lse else None
-    return torch.zeros_like(q, memory_format=torch.contiguous_format), lse

@@ -53,3 +53,25 @@ def answers_empty(run: KernelCall) -> KernelCall:
         return q.new_zeros(batch, seq_q, heads, head_dim), lse
 
     return guarded
+
+
+def attend_to_one_key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float,
+    key_mask: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention to a single key, for kernels that refuse it: every query gets its value, or 0 where it is masked."""
+    ratio = q.shape[2] // k.shape[2]
+    out = v.repeat_interleave(ratio, 2).expand_as(q).contiguous()
+    lse = None
+    if return_lse:
+        lse = ((q.float() * k.repeat_interleave(ratio, 2).float()).sum(-1) * scale).transpose(1, 2).contiguous()
+    if key_mask is not None:
+        masked = ~key_mask[:, :, None]
+        out = out.masked_fill(masked[..., None], 0)
+        lse = None if lse is None else lse.masked_fill(masked, -torch.inf)
+    return out, lse

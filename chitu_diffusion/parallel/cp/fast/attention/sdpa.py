@@ -32,7 +32,7 @@ def run(
     q_bhsd, k_bhsd, v_bhsd = (x.transpose(1, 2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q_bhsd, k_bhsd, v_bhsd, attn_mask=mask, scale=scale)
     if key_mask is not None:
-        # what a row without any key gives depends on SDPA's backend (NaN, or the mean of the values)
+        # SDPA does not promise what a row without any key gives
         out = out.masked_fill(~key_mask.any(dim=1)[:, None, None, None], 0)
     return out.transpose(1, 2), None
 

@@ -27,13 +27,13 @@ class Tile:
     use_tma: bool = False
 
 
-# (padded head dimension, bytes per element) → tile. K and V by TMA, SM90 only: pointers cost the registers that
-# 128 × 128 needs.
+# (padded head dimension, bytes per element) → tile. K and V by TMA, SM90 only. Small tiles win at D = 128: two blocks
+# share an SM there, so one's softmax hides behind the other's matrix products (docs/results/NOTES.md).
 TMA_TILES = {
     (16, 2): Tile(128, 128, 8, 3, use_tma=True),
     (32, 2): Tile(128, 128, 8, 3, use_tma=True),
     (64, 2): Tile(128, 128, 8, 3, use_tma=True),
-    (128, 2): Tile(128, 128, 8, 2, use_tma=True),
+    (128, 2): Tile(64, 64, 4, 3, use_tma=True),
 }
 # Elsewhere, and where TMA cannot read K or V: within the 99 KiB of shared memory that SM86 and SM120 have.
 POINTER_TILES = {
@@ -140,9 +140,12 @@ def choose_tile(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_d: int)
 
 
 def tma_reads(x: torch.Tensor) -> bool:
-    """Whether TMA can read K or V (B, Sk, Hk, D): 16-byte aligned, positive strides of multiples of 16 bytes."""
+    """Whether TMA can read K or V (B, Sk, Hk, D): 16-byte aligned, strides positive multiples of 16 bytes.
+
+    Strides also have to fit the 32 bits in which Triton passes them.
+    """
     strides = _descriptor_strides(x)
-    return x.data_ptr() % 16 == 0 and all(s > 0 and s * x.element_size() % 16 == 0 for s in strides[:3])
+    return x.data_ptr() % 16 == 0 and all(0 < s < 2**31 and s * x.element_size() % 16 == 0 for s in strides[:3])
 
 
 def _descriptor_strides(x: torch.Tensor) -> list[int]:

@@ -150,7 +150,7 @@ def forward_kernel(
     q_source = q_ptr + batch_64 * stride_qb + head_64 * stride_qh
     q = _load_rows(q_source, first, stride_qs, seq_q, HEAD_DIM, BLOCK_D, BLOCK_M, True)
     q = tl.where(scale_log2 < 0, -q, q)  # the row maximum is taken before scaling, so the scale must not be negative
-    scale_log2 = tl.abs(scale_log2)
+    scale_log2 = tl.maximum(tl.abs(scale_log2), 1e-30)  # 0 · −inf would be NaN
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
