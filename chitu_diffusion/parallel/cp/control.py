@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import cast
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from chitu_diffusion.parallel.cp.errors import DisagreementError
 
@@ -20,7 +21,7 @@ class ControlChannel:
     def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.timeout_s = timeout_s
-        self._store: dist.Store = group.get_group_store()
+        self._store: Store = group.get_group_store()
         self._number = self._store.add(f"chitu/channels/{self.rank}", 1)
         self._round = 0
         self._broken: str | None = None
@@ -32,7 +33,7 @@ class ControlChannel:
         """
         if self._broken:
             raise DisagreementError(self._broken)
-        self._store.set(self._key(self._round, self.rank), pickle.dumps(mine))
+        self._store.set(self._key(self._round, self.rank), pickle.dumps(mine))  # type: ignore[arg-type]  # takes bytes too
         everyone = [self._read(rank) for rank in range(self.world)]
         if self._round:  # every rank has finished the round before, or it could not have answered in this one
             self._store.delete_key(self._key(self._round - 1, self.rank))

@@ -27,12 +27,12 @@ class Tile:
     use_tma: bool = False
 
 
-# (padded head dimension, bytes per element) → tile. K and V by TMA, SM90 only. Small tiles win at D = 128: two blocks
-# share an SM there, so one's softmax hides behind the other's matrix products (docs/results/NOTES.md).
+# (padded head dimension, bytes per element) → tile. K and V by TMA, SM90 only. Small tiles win: several blocks share
+# an SM, so one's softmax hides behind the other's matrix products (docs/results/NOTES.md).
 TMA_TILES = {
     (16, 2): Tile(128, 128, 8, 3, use_tma=True),
     (32, 2): Tile(128, 128, 8, 3, use_tma=True),
-    (64, 2): Tile(128, 128, 8, 3, use_tma=True),
+    (64, 2): Tile(64, 128, 4, 3, use_tma=True),
     (128, 2): Tile(64, 64, 4, 3, use_tma=True),
 }
 # Elsewhere, and where TMA cannot read K or V: within the 99 KiB of shared memory that SM86 and SM120 have.

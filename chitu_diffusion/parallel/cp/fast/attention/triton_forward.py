@@ -110,18 +110,18 @@ def forward_kernel(
     mask_ptr: tl.tensor,
     out_ptr: tl.tensor,
     lse_ptr: tl.tensor,
-    stride_qb: int,
-    stride_qs: int,
-    stride_qh: int,
-    stride_kb: int,
-    stride_ks: int,
-    stride_kh: int,
-    stride_vb: int,
-    stride_vs: int,
-    stride_vh: int,
-    stride_ob: int,
-    stride_os: int,
-    stride_oh: int,
+    stride_qb: tl.int64,
+    stride_qs: tl.int64,
+    stride_qh: tl.int64,
+    stride_kb: tl.int64,
+    stride_ks: tl.int64,
+    stride_kh: tl.int64,
+    stride_vb: tl.int64,
+    stride_vs: tl.int64,
+    stride_vh: tl.int64,
+    stride_ob: tl.int64,
+    stride_os: tl.int64,
+    stride_oh: tl.int64,
     num_heads: int,
     group_size: int,
     seq_q: int,
@@ -135,7 +135,10 @@ def forward_kernel(
     HAS_LSE: tl.constexpr,
     USE_TMA: tl.constexpr,
 ) -> None:
-    """One program attends for BLOCK_M queries of one head; neighbouring programs share K and V, so L2 serves them."""
+    """One program attends for BLOCK_M queries of one head; neighbouring programs share K and V, so L2 serves them.
+
+    Strides are declared with 64 bits, since an annotation of ``int`` means 32 to Triton.
+    """
     num_blocks = tl.cdiv(seq_q, BLOCK_M)
     first = tl.program_id(0) % num_blocks * BLOCK_M
     batch_head = tl.program_id(0) // num_blocks
