@@ -13,7 +13,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from chitu_diffusion.parallel.cp.errors import CPError, ExitCode
+from chitu_diffusion.parallel.cp.errors import CPError, DisagreementError, ExitCode
+
+# while it may be a barrier that is waited for, the ranks must leave together: a sleep would set them apart by 50 us
+SPIN_S = 0.05
 
 
 class LostRankError(CPError, RuntimeError):
@@ -55,13 +58,19 @@ class Control:
         except RuntimeError as error:
             raise LostRankError(
                 f"rank {self.rank} of {self.world} lost another rank: it has ended, or did not answer within "
-                f"{self.timeout_s:g} s"
+                f"{self.timeout_s:g} s; if the shape is that slow, raise --timeout"
             ) from error
         return everyone
 
     def step[T](self, work: Callable[[], T]) -> list[T]:
         """Do ``work`` on every rank, then share its values. Raises StepError, the same one on every rank."""
-        votes = self.gather(_attempt(work))
+        mine = _attempt(work)
+        try:
+            votes = self.gather(mine)
+        except LostRankError as error:
+            # what this rank itself met before it lost the other may be the cause
+            told = f"{error}; before that: {mine.failure}" if mine.failure is not None and not mine.lost else str(error)
+            raise StepError(told, error.exit_code, lost=True, trace=mine.trace) from error
         if any(vote.failure is not None for vote in votes):
             raise step_error(votes)
         return [vote.value for vote in votes]  # type: ignore[misc]  # no failure: every value is a T
@@ -72,7 +81,8 @@ def _attempt[T](work: Callable[[], T]) -> Vote[T]:
     try:
         return Vote(value=work())
     except CPError as error:
-        lost = isinstance(error, LostRankError)
+        # a session that its peers disagree with has lost its control channel, or will with the next call
+        lost = isinstance(error, (LostRankError, DisagreementError))
         return Vote(failure=str(error), exit_code=error.exit_code, lost=lost, trace=traceback.format_exc())
     except Exception as error:
         # torch.distributed raises RuntimeError for a peer that has gone, and it cannot be told from others by type
@@ -101,10 +111,12 @@ def wait_for_device(device: torch.device, limit_s: float) -> None:
     """
     if device.type != "cuda":
         return
-    done = torch.cuda.Event()
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
-    end = time.monotonic() + limit_s
-    while not done.query():
-        if time.monotonic() > end:
+    begin = time.monotonic()
+    while not done.query():  # type: ignore[no-untyped-call]
+        waited = time.monotonic() - begin
+        if waited > limit_s:
             raise LostRankError(f"{device} did not finish within {limit_s:g} s: it waits for another rank")
-        time.sleep(2e-5)
+        if waited > SPIN_S:
+            time.sleep(2e-5)

@@ -1,4 +1,4 @@
-"""What can be measured: methods, components, model shapes and presets, checked without torch so that bad input answers fast."""
+"""What can be measured: methods, components, shapes and presets; checked without torch, so bad input answers fast."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -99,7 +99,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for, as typed; None where an option was left out. ``dtype`` None: bfloat16 on GPUs, float32 on CPUs."""
+    """What the user asked for, as typed; None where an option was left out.
+
+    Without ``dtype``, GPUs compute in bfloat16 and CPUs in float32.
+    """
 
     methods: tuple[str, ...]
     kernels: tuple[str, ...] = ("auto",)

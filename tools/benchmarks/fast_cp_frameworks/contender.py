@@ -52,7 +52,8 @@ class Single:
         q = torch.empty(case.batch, case.sequence, case.heads, case.head_dim, dtype=torch_dtype(case), device="meta")
         k = torch.empty(case.batch, case.sequence, case.kv_heads, case.head_dim, dtype=q.dtype, device="meta")
         facts = signature.of(Inputs(q, k, k), case.sequence, None, None, q.device, 1, 0)
-        self.case, self.ranks, self.bytes_received = case, (0,), 0
+        self.case, self.bytes_received = case, 0
+        self.ranks: tuple[int, ...] = (0,)
         self.plan = make_plan(
             method="single",
             ulysses_degree=1,
@@ -91,7 +92,7 @@ class Parallel:
         self.bytes_received = max(layout.bytes_received(r, size, case.head_dim, case.batch) for r in self.ranks)
 
     def tensors(self, source: Source) -> Tensors:
-        """This rank's tokens."""
+        """The tokens of this rank."""
         return source.share(self._session.rank)
 
     def attend(self, tensors: Tensors) -> torch.Tensor:
@@ -111,7 +112,7 @@ class Parallel:
         return Operands(lambda: run(self.plan, kept.q, kept.k, kept.v, scale=self._call.scale), kept.bytes)
 
     def _communicate(self, tensors: Tensors) -> None:
-        """Everything that travels in one call; the queries that arrived stand in for the output, which has their shape."""
+        """Everything that travels in one call; the queries that arrived stand in for the output, of the same shape."""
         self._session.transport.receive(self._call.layout, self._send(tensors).q)
 
     def _send(self, tensors: Tensors) -> Arrived:

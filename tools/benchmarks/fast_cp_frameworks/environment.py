@@ -1,4 +1,4 @@
-"""Facts about a run for its result file: machine, driver, versions, commit and command, without a folder of this machine."""
+"""Facts about a run for its result file: machine, driver, versions, commit, command; no folder of this machine."""
 
 import os
 import platform
@@ -57,7 +57,7 @@ def _typed() -> list[str]:
 def _commit() -> tuple[str | None, bool | None]:
     """(commit, whether the tree differs from it), (None, None) where it is not known.
 
-    A copy without its repository, on a machine lent for an hour, is told its commit by CHITU_COMMIT: "abc" or "abc-dirty".
+    A copy without its repository, on a lent machine, is told its commit by CHITU_COMMIT: "abc" or "abc-dirty".
     """
     told = os.environ.get("CHITU_COMMIT")
     if told:
@@ -93,8 +93,8 @@ def _versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": str(torch.backends.cudnn.version()) if cuda else None,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "cudnn": str(torch.backends.cudnn.version()) if cuda else None,  # type: ignore[no-untyped-call]
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]
         "triton": _package("triton"),
         "chitu-diffusion": _package("chitu-diffusion"),
     }

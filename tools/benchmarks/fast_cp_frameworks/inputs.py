@@ -1,4 +1,4 @@
-"""Random Q, K and V of one job: every rank can make the share of any rank, so nothing has to be sent to check a result."""
+"""Random Q, K and V of one job: every rank can make the share of any other, so a check needs no communication."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Source:
-    """The inputs that ``seed`` gives ``case`` on ``world`` ranks; the same numbers on every rank with the same device."""
+    """The inputs that ``seed`` gives ``case`` on ``world`` ranks; the same numbers on every like device."""
 
     case: Case
     world: int

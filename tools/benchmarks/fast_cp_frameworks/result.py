@@ -115,10 +115,14 @@ class Result(_Model):
     accuracy: Accuracy | None = None
     implementation: Implementation | None = None
     timing: Timing | None = None
-    bytes_received_per_rank: int | None = Field(None, description="by one call, of the rank that receives most")
-    received_gb_per_s: float | None = Field(None, description="only where communication alone was timed")
-    tflops_per_rank: float | None = Field(None, description="4 B H S^2 D over the ranks that compute and the time")
-    speedup_over_single: float | None = Field(None, description="fastest single of this run and shape over this")
+    bytes_received_per_rank: int | None = Field(default=None, description="by one call, of the rank that receives most")
+    received_gb_per_s: float | None = Field(default=None, description="only where communication alone was timed")
+    tflops_per_rank: float | None = Field(
+        default=None, description="4 B H S^2 D over the ranks that compute and the time"
+    )
+    speedup_over_single: float | None = Field(
+        default=None, description="fastest single of this run and shape over this"
+    )
 
 
 class Hardware(_Model):
@@ -146,13 +150,13 @@ class Run(_Model):
 class Report(Run, Result):
     """The file of one measurement."""
 
-    schema_: Literal["chitu.fast_cp.benchmark/1"] = Field("chitu.fast_cp.benchmark/1", alias="schema")
+    schema_: Literal["chitu.fast_cp.benchmark/1"] = Field(default="chitu.fast_cp.benchmark/1", alias="schema")
 
 
 class ReportSet(Run):
     """The file of several; ``status`` is complete only when all are, and running while some are to come."""
 
-    schema_: Literal["chitu.fast_cp.benchmark-set/1"] = Field("chitu.fast_cp.benchmark-set/1", alias="schema")
+    schema_: Literal["chitu.fast_cp.benchmark-set/1"] = Field(default="chitu.fast_cp.benchmark-set/1", alias="schema")
     status: Status
     results: tuple[Result, ...]
 

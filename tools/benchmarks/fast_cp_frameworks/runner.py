@@ -1,13 +1,12 @@
 """One rank of the benchmark: check every case, then time those that are right, shape by shape, all ranks in step."""
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
-import torch.distributed as dist
 
 from chitu_diffusion.parallel.cp.errors import ExitCode
 from chitu_diffusion.parallel.cp.session import CPSession
@@ -18,7 +17,14 @@ from tools.benchmarks.fast_cp_frameworks.cases import METHODS, Case
 from tools.benchmarks.fast_cp_frameworks.contender import Contender, Operands, Parallel, Single
 from tools.benchmarks.fast_cp_frameworks.inputs import Source
 from tools.benchmarks.fast_cp_frameworks.options import Options
-from tools.benchmarks.fast_cp_frameworks.result import CaseRecord, Implementation, PlanRecord, Result, TransportRecord
+from tools.benchmarks.fast_cp_frameworks.result import (
+    CaseRecord,
+    Implementation,
+    PlanRecord,
+    Result,
+    Timing,
+    TransportRecord,
+)
 from tools.benchmarks.fast_cp_frameworks.timing import Plan, Sample, Stopwatch
 
 
@@ -80,8 +86,6 @@ class Runner:
         self._seed = self._control.gather(fresh)[0]
         for _, group in groupby(cases, key=lambda case: case.workload):
             self._run_workload(list(group))
-        for session in self._sessions.values():
-            session.close()
 
     def steps(self, cases: list[Case]) -> int:
         """How often ``advance`` is called when nothing fails."""
@@ -92,9 +96,9 @@ class Runner:
         judge = Judge(source)
         entries = [entry for case in cases if (entry := self._checked(case, source, judge)) is not None]
         del judge  # its reference would take memory from what is timed
-        entries = [entry for entry in entries if self._guard(entry, lambda entry=entry: self._give_inputs(entry, source))]
+        entries = [entry for entry in entries if self._guard(entry, partial(self._give_inputs, entry, source))]
         for _ in range(self.options.repeats):
-            entries = [e for e in entries if self._guard(e, lambda e=e: self._time(e))]
+            entries = [entry for entry in entries if self._guard(entry, partial(self._time, entry))]
         singles = [self._timing(e).median_ms for e in entries if e.case.method == "single"]
         for entry in entries:
             self._done(Outcome(self._complete(entry, min(singles, default=None)), ExitCode.RIGHT))
@@ -154,7 +158,9 @@ class Runner:
         def others() -> None:
             for i in range(1, count):
                 if entry.contender is not None:
-                    entry.sets.append(entry.contender.operands(Source(source.case, source.world, source.seed + 1000 * i, self.device)))
+                    entry.sets.append(
+                        entry.contender.operands(Source(source.case, source.world, source.seed + 1000 * i, self.device))
+                    )
 
         count = min(wanted for wanted in self._control.step(first) if wanted is not None)
         self._control.step(others)
@@ -190,7 +196,7 @@ class Runner:
         """For one call on the device: less than the others wait, so that a rank that gives up can still say so."""
         return self.options.timeout_s / 2
 
-    def _timing(self, entry: _Entry) -> timing.Timing:
+    def _timing(self, entry: _Entry) -> Timing:
         size = entry.sets[0].bytes if entry.sets else 0
         return timing.summarise(entry.samples, self._plan(entry), self._watch.clock, len(entry.sets), size)
 
@@ -215,10 +221,3 @@ def _facts(contender: Contender) -> Facts:
     plan, choice = asdict(contender.plan), asdict(contender.transport)
     implementation = Implementation(attention_plan=PlanRecord(**plan), transport=TransportRecord(**choice))
     return Facts(implementation, contender.ranks, contender.bytes_received)
-
-
-def local_device() -> torch.device:
-    """This process's GPU, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

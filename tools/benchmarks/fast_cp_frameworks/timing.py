@@ -74,12 +74,12 @@ class Stopwatch:
             begin = time.perf_counter()
             work()
             return (time.perf_counter() - begin) * 1e3
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         work()
         stop.record()
         wait_for_device(self.device, limit_s)
-        return start.elapsed_time(stop)
+        return float(start.elapsed_time(stop))
 
 
 def sets_needed(set_bytes: int, cache_bytes: int, free_bytes: int) -> int:
@@ -101,9 +101,7 @@ def cache_and_free_bytes(device: torch.device) -> tuple[int, int]:
     return int(torch.cuda.get_device_properties(device).L2_cache_size), free
 
 
-def summarise(
-    repeats: Sequence[Sequence[Sample | None]], plan: Plan, clock: str, sets: int, set_bytes: int
-) -> Timing:
+def summarise(repeats: Sequence[Sequence[Sample | None]], plan: Plan, clock: str, sets: int, set_bytes: int) -> Timing:
     """The record of ``repeats``, each with one sample per rank, None for a rank that was idle."""
     slowest = [max(s.median_ms for s in ranks if s is not None) for ranks in repeats]
     in_a_row = [max(s.back_to_back_ms for s in ranks if s is not None) for ranks in repeats]
