@@ -179,7 +179,7 @@ def test_ending_the_command_ends_its_ranks(how: signal.Signals, tmp_path: Path) 
     ("arguments", "code", "told"),
     [
         ("--method agkv --sequence 8", ExitCode.WRONG_USAGE, "method 'agkv' is unknown"),
-        ("--method fast_agkv --sequence 8", ExitCode.INCOMPLETE, "needs the CUDA extension"),
+        ("--method fast_agkv --sequence 8", ExitCode.INCOMPLETE, "method fast_agkv"),
         ("--method nccl_agkv --sequence 0", ExitCode.WRONG_USAGE, "--sequence 0 cannot run"),
         ("--method nccl_agkv --sequence 8 --output {folder}", ExitCode.WRONG_USAGE, "is a folder"),
         ("--method nccl_agkv --sequence 8 --output {folder}/no/x.json", ExitCode.WRONG_USAGE, "does not exist"),

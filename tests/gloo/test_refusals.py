@@ -140,8 +140,9 @@ REFUSED: list[tuple[Callable[[Worker], None], str, str]] = [
 
 @pytest.mark.parametrize(("call", "kind", "told"), REFUSED, ids=lambda x: getattr(x, "__name__", ""))
 def test_is_refused_on_every_rank_with_one_message(call: Callable[[Worker], None], kind: str, told: str) -> None:
+    workers = pool()
     started = time.monotonic()
-    results = pool().results(3, call)
+    results = workers.results(3, call)
     assert time.monotonic() - started < 10
     assert all(isinstance(result, RankError) and result.kind == kind for result in results), results
     messages = {result.message for result in results}
@@ -156,8 +157,9 @@ def only_rank_0_calls(worker: Worker) -> None:
 
 
 def test_a_rank_that_does_not_call_is_named_within_the_time_limit() -> None:
+    workers = pool()
     started = time.monotonic()
-    results = pool().results(3, only_rank_0_calls)
+    results = workers.results(3, only_rank_0_calls)
     assert time.monotonic() - started < 10
     assert isinstance(results[0], RankError)
     assert results[0].kind == "DisagreementError"

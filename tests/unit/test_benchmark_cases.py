@@ -88,8 +88,11 @@ def test_wrong_input_is_one_sentence(line: str, told: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fast_agkv", "fast_ulysses"])
-def test_methods_without_the_extension_are_refused_by_name(method: str) -> None:
-    with pytest.raises(UnavailableError, match=f"method {method} was asked for, but it needs the CUDA extension"):
+def test_methods_without_the_extension_are_refused_by_name(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "find_spec", lambda name: None)
+    with pytest.raises(
+        UnavailableError, match=f"method {method} was asked for, but the CUDA extension fast_ulysses is not installed"
+    ):
         parsed(f"--method single,{method} --sequence 8")
 
 
@@ -157,3 +160,25 @@ def test_only_rank_0_says_what_is_wrong(capsys: pytest.CaptureFixture[str], monk
     assert (capsys.readouterr().err, slept) == ("", [chitu.REFUSED_S])
     assert chitu.main(line, {"RANK": "0", "WORLD_SIZE": "2"}) == ExitCode.WRONG_USAGE
     assert capsys.readouterr().err.count("method 'x' is unknown") == 1
+
+
+def test_transfers_multiply_the_fast_methods_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "find_spec", lambda name: True)
+    request = parsed("--method nccl_agkv,fast_agkv --transfer ce,sm --sequence 8").request
+    assert [(c.method, c.transfer) for c in request.cases("cuda")] == [
+        ("nccl_agkv", None),
+        ("fast_agkv", "ce"),
+        ("fast_agkv", "sm"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--method fast_agkv --transfer dma --sequence 8", "transfer 'dma' is unknown; choose one of auto, ce, sm"),
+        ("--method nccl_agkv --transfer ce --sequence 8", "--transfer belongs to the fast methods"),
+    ],
+)
+def test_a_transfer_that_cannot_be_meant_is_refused(line: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        parsed(line)

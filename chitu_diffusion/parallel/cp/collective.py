@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from chitu_diffusion.parallel.cp.blocks import block_of, window_for
 from chitu_diffusion.parallel.cp.layout import Layout, Move, Span, TensorName
 from chitu_diffusion.parallel.cp.transport import Arrived, Inputs
 
@@ -39,7 +40,7 @@ class CollectiveTransport:
         tokens, text = layout.shards[self.rank].size, layout.text_len if layout.text_queries else 0
         if layout.degree == 1:
             home = out.narrow(1, layout.q_token_offset, tokens)
-            return home, _block(out, layout.q_text_rows(self.rank), Span(0, out.shape[2])) if text else None
+            return home, block_of(out, layout.q_text_rows(self.rank), Span(0, out.shape[2])) if text else None
         batch, head_dim = out.shape[0], out.shape[3]
         homes: Tensors = {"out": out.new_empty(batch, tokens, layout.num_heads, head_dim)}
         if text:
@@ -54,9 +55,9 @@ class CollectiveTransport:
         q_rows, q_text, q_heads = layout.q_rows(rank), layout.q_text_rows(rank), layout.q_heads(rank)
         kv_rows, kv_text, kv_heads = layout.kv_rows, layout.kv_text_rows, layout.kv_heads(rank)
         return {
-            "q": _window(inputs.q, text_q, q_rows, q_text, q_heads),
-            "k": _window(inputs.k, text_k, kv_rows, kv_text, kv_heads),
-            "v": _window(inputs.v, text_v, kv_rows, kv_text, kv_heads),
+            "q": window_for(inputs.q, text_q, q_rows, q_text, q_heads),
+            "k": window_for(inputs.k, text_k, kv_rows, kv_text, kv_heads),
+            "v": window_for(inputs.v, text_v, kv_rows, kv_text, kv_heads),
         }
 
     def _exchange(self, moves: tuple[Move, ...], sources: Tensors, windows: Tensors) -> None:
@@ -65,11 +66,11 @@ class CollectiveTransport:
         landings: list[tuple[torch.Tensor, torch.Tensor]] = []
         for move in moves:
             if self.rank == move.src:
-                block = _block(sources[move.tensor], move.src_rows, move.src_heads)
+                block = block_of(sources[move.tensor], move.src_rows, move.src_heads)
                 if move.dst != self.rank:
                     messages.append(self._message(dist.isend, block.contiguous(), move.dst, move))
                     continue
-            home = _block(windows[move.tensor], move.dst_rows, move.dst_heads)
+            home = block_of(windows[move.tensor], move.dst_rows, move.dst_heads)
             if move.src == self.rank:
                 if home.data_ptr() != block.data_ptr():
                     home.copy_(block)
@@ -85,25 +86,3 @@ class CollectiveTransport:
 
     def _message(self, op: Callable[..., object], block: torch.Tensor, peer: int, move: Move) -> dist.P2POp:
         return dist.P2POp(op, block, group=self.group, tag=TAGS[move.tensor], group_peer=peer)
-
-
-def _block(x: torch.Tensor, rows: Span, heads: Span) -> torch.Tensor:
-    return x[:, rows.start : rows.stop, heads.start : heads.stop]
-
-
-def _window(
-    local: torch.Tensor | None, text: torch.Tensor | None, rows: int, text_rows: Span, heads: Span
-) -> torch.Tensor:
-    """The tensor (B, rows, heads, D) that attention reads: an input itself where it is all of it, else new memory
-    that holds the text's rows already.
-    """
-    if local is not None and local.shape[1:3] == (rows, heads.size):
-        return local
-    if text is not None and text_rows.size == rows:
-        return text[:, :, heads.start : heads.stop]
-    like = local if local is not None else text
-    assert like is not None, "a call without tokens or text is refused before it gets here"
-    window = like.new_empty(like.shape[0], rows, heads.size, like.shape[3])
-    if text is not None and text_rows.size:
-        window[:, text_rows.start : text_rows.stop] = text[:, :, heads.start : heads.stop]
-    return window

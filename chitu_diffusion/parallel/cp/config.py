@@ -6,6 +6,7 @@ from chitu_diffusion.parallel.cp.errors import ConfigError
 
 METHODS = ("agkv", "ulysses")
 BACKENDS = ("nccl", "fast")
+TRANSFERS = ("auto", "ce", "sm", "tma")
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,21 @@ class CPConfig:
     ``method`` is ``agkv`` (keep Q, gather K and V) or ``ulysses`` (all-to-all by heads). ``backend`` is ``nccl``
     (torch.distributed: NCCL on GPUs, gloo on CPUs) or ``fast`` (the CUDA extension). ``ulysses_degree`` forces the
     number of ranks that split the heads; the rest of the group gathers K and V. ``kernel`` is ``auto`` or a row of
-    the kernel table. ``timeout_s`` limits every wait for another rank, in seconds.
+    the kernel table. ``transfer`` is what moves bytes under ``fast``: copy engines, SMs, TMA, or the fastest of
+    them, measured at the first call of a shape. ``timeout_s`` limits every wait for another rank, in seconds.
     """
 
     method: str = "agkv"
     backend: str = "nccl"
     ulysses_degree: int | None = None
     kernel: str = "auto"
+    transfer: str = "auto"
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
         _one_of("backend", self.backend, BACKENDS)
+        _one_of("transfer", self.transfer, TRANSFERS)
         if self.ulysses_degree is not None and self.method != "ulysses":
             raise ConfigError(
                 f"ulysses_degree={self.ulysses_degree} belongs to method ulysses, but the method is {self.method}; "

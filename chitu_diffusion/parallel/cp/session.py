@@ -1,6 +1,7 @@
 """One context-parallel group at work: its transport, its time-limited control channel, and the calls it agreed on."""
 
 from dataclasses import dataclass
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -10,8 +11,11 @@ from chitu_diffusion.parallel.cp.collective import CollectiveTransport
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig
 from chitu_diffusion.parallel.cp.control import ControlChannel
 from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, DisagreementError, InputError
+from chitu_diffusion.parallel.cp.fast import extension
 from chitu_diffusion.parallel.cp.fast.attention.planner import AttentionPlan, KernelReasons, make_plan
 from chitu_diffusion.parallel.cp.fast.attention.table import explain
+from chitu_diffusion.parallel.cp.fast.runtime import FastCP, init_fast_cp
+from chitu_diffusion.parallel.cp.fast.transport import FastTransport
 from chitu_diffusion.parallel.cp.layout import Layout, ulysses_degree
 from chitu_diffusion.parallel.cp.signature import Signature
 from chitu_diffusion.parallel.cp.transport import Inputs, Transport, TransportFacts
@@ -38,12 +42,17 @@ class _Ballot:
 class CPSession:
     """Context-parallel attention over ``group`` (default: all ranks).
 
-    Creating one is collective, and so is the first call of each signature. Raises ConfigError or UnavailableError,
-    with the same message on every rank, where ``config`` cannot be served.
+    Creating one is collective, and so are the first call of each signature and ``close()``. With backend ``fast`` it
+    uses the runtime ``fast``, or starts one of its own, which ``close()`` ends. Raises ConfigError or
+    UnavailableError, with the same message on every rank, where ``config`` cannot be served.
     """
 
     def __init__(
-        self, config: CPConfig, group: dist.ProcessGroup | None = None, device: torch.device | None = None
+        self,
+        config: CPConfig,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        fast: FastCP | None = None,
     ) -> None:
         self.config = config
         self.group = group if group is not None else _whole_job()
@@ -51,11 +60,32 @@ class CPSession:
         self.device = device if device is not None else _default_device(self.group)
         self._control = ControlChannel(self.group, config.timeout_s)
         self._same_config()
-        self.choice: Choice = transport.choose(
-            config.backend, self._control.gather(_transport_facts(self.group, self.device))
-        )
-        self.transport: Transport = CollectiveTransport(self.group)
+        facts = _transport_facts(self.group, self.device, config.backend)
+        self.choice: Choice = transport.choose(config.backend, self._control.gather(facts))
+        self._own_fast: FastCP | None = None
+        self.transport: Transport = self._make_transport(fast)
         self.calls: dict[Signature, Call] = {}
+
+    def close(self) -> None:
+        """End what the session has started; the group that it was given stays."""
+        if self._own_fast is not None:
+            self._own_fast.close()
+
+    def __enter__(self) -> "CPSession":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._own_fast is not None:
+            self._own_fast.close(collective=error is None)
+
+    def _make_transport(self, fast: FastCP | None) -> Transport:
+        if self.choice.used != "fast":
+            return CollectiveTransport(self.group)
+        if fast is None:
+            fast = self._own_fast = init_fast_cp(self.group, device=self.device, timeout_s=self.config.timeout_s)
+        return FastTransport(fast, self.config.transfer)
 
     def admit(self, inputs: Inputs, seq_len: int | None, key_mask: torch.Tensor | None, scale: float | None) -> Call:
         """The agreed call for these inputs. Collective the first time; without any communication after that.
@@ -71,7 +101,8 @@ class CPSession:
         call = self.calls.get(mine)
         if call is None:
             ballots = self._agree(_Ballot(None, mine, explain(mine.kernel_needs(self.device))))
-            call = self.calls[mine] = self._plan(mine, [b.kernels for b in ballots if b.kernels is not None])
+            call = self._plan(mine, [b.kernels for b in ballots if b.kernels is not None], inputs)
+            self.calls[mine] = call
         return call
 
     def _agree(self, ballot: _Ballot) -> list[_Ballot]:
@@ -97,18 +128,22 @@ class CPSession:
                     "give every rank the same configuration"
                 )
 
-    def _plan(self, mine: Signature, reasons_by_rank: list[KernelReasons]) -> Call:
+    def _plan(self, mine: Signature, reasons_by_rank: list[KernelReasons], inputs: Inputs) -> Call:
         method, world, kv_heads = self.config.method, self.world, mine.num_kv_heads
         degree = ulysses_degree(method, world, kv_heads, self.config.ulysses_degree) if mine.kv_sharded else 1
+        layout = mine.layout(world, degree)
+        transfer = Choice(self.transport.name, self.transport.name, "")
+        if isinstance(self.transport, FastTransport):
+            transfer = self.transport.choose_transfer(layout, inputs, self._control)
         plan = make_plan(
             method=method,
             ulysses_degree=degree,
             world=world,
-            transfer=self.transport.name,
+            transfer=transfer,
             kernel=self.config.kernel,
             reasons_by_rank=reasons_by_rank,
         )
-        return Call(mine.layout(world, degree), plan, mine.scale)
+        return Call(layout, plan, mine.scale)
 
 
 def _whole_job() -> dist.ProcessGroup:
@@ -127,7 +162,8 @@ def _default_device(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
 
 
-def _transport_facts(group: dist.ProcessGroup, device: torch.device) -> TransportFacts:
+def _transport_facts(group: dist.ProcessGroup, device: torch.device, requested: str) -> TransportFacts:
     backend = dist.get_backend(group)
     lacking = {name: None if backend == name else f"the process group runs over {backend}" for name in ("nccl", "gloo")}
-    return TransportFacts(device.type, lacking["nccl"], lacking["gloo"], "the fast transports are not built yet")
+    fast = extension.why_not(device) if requested == "fast" else "it was not asked for"  # do not load it for nothing
+    return TransportFacts(device.type, lacking["nccl"], lacking["gloo"], fast)

@@ -1,38 +1,39 @@
 """What can be measured: methods, components, shapes and presets; checked without torch, so bad input answers fast."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import product
 
-from chitu_diffusion.parallel.cp.config import CPConfig
+from chitu_diffusion.parallel.cp.config import TRANSFERS, CPConfig
 from chitu_diffusion.parallel.cp.errors import ConfigError, UnavailableError
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row: ``config`` makes the session's settings for a kernel, None where one GPU computes alone.
-
-    ``missing`` is why the method cannot run yet.
-    """
+    """One row: the session's method and backend; both are None where one GPU computes alone."""
 
     name: str
-    config: Callable[[str], CPConfig] | None
-    missing: str | None = None
+    method: str | None = None
+    backend: str | None = None
+
+    def config(self, kernel: str, transfer: str) -> CPConfig | None:
+        """The session's settings, None where there is no session."""
+        if self.method is None or self.backend is None:
+            return None
+        if self.backend == "fast":
+            return CPConfig(method=self.method, backend="fast", kernel=kernel, transfer=transfer)
+        return CPConfig(method=self.method, backend=self.backend, kernel=kernel)
 
 
-def _session(method: str, backend: str) -> Callable[[str], CPConfig]:
-    return lambda kernel: CPConfig(method=method, backend=backend, kernel=kernel)
-
-
-_NO_EXTENSION = "it needs the CUDA extension, which this version does not have yet; nccl_{} runs without it"
 METHODS: dict[str, Method] = {
     row.name: row
     for row in (
-        Method("single", None),
-        Method("nccl_agkv", _session("agkv", "nccl")),
-        Method("nccl_ulysses", _session("ulysses", "nccl")),
-        Method("fast_agkv", _session("agkv", "fast"), _NO_EXTENSION.format("agkv")),
-        Method("fast_ulysses", _session("ulysses", "fast"), _NO_EXTENSION.format("ulysses")),
+        Method("single"),
+        Method("nccl_agkv", "agkv", "nccl"),
+        Method("nccl_ulysses", "ulysses", "nccl"),
+        Method("fast_agkv", "agkv", "fast"),
+        Method("fast_ulysses", "ulysses", "fast"),
     )
 }
 COMPONENTS = ("e2e", "communication", "attention")
@@ -86,15 +87,17 @@ class Case:
     dtype: str
     component: str
     kernel: str
+    transfer: str | None = None  # of the fast methods
 
     @property
     def workload(self) -> "Case":
-        """What cases share that attend to the same tensors: the case without its method, kernel and component."""
-        return replace(self, method="", kernel="", component="")
+        """What cases share that attend to the same tensors: the case without how they are attended to."""
+        return replace(self, method="", kernel="", component="", transfer=None)
 
     def __str__(self) -> str:
         heads = f"H={self.heads}" if self.kv_heads == self.heads else f"H={self.heads}/{self.kv_heads}"
-        return f"{self.method} {self.component} S={self.sequence} {heads} D={self.head_dim} B={self.batch} {self.dtype}"
+        method = f"{self.method} {self.transfer}" if self.transfer else self.method
+        return f"{method} {self.component} S={self.sequence} {heads} D={self.head_dim} B={self.batch} {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class Request:
 
     methods: tuple[str, ...]
     kernels: tuple[str, ...] = ("auto",)
+    transfers: tuple[str, ...] = ("auto",)
     sequences: tuple[int, ...] | None = None
     heads: int | None = None
     kv_heads: int | None = None
@@ -117,10 +121,11 @@ class Request:
     component: str = "e2e"
 
     def check(self) -> None:
-        """Raises ConfigError for what cannot be meant and UnavailableError for what does not exist yet."""
+        """Raises ConfigError for what cannot be meant and UnavailableError for what is not installed."""
         for name, values, known in (
             ("method", self.methods, tuple(METHODS)),
             ("kernel", self.kernels, KERNEL_NAMES),
+            ("transfer", self.transfers, TRANSFERS),
             ("component", (self.component,), COMPONENTS),
             ("dtype", (self.dtype,), (None, *DTYPES)),
             ("model", (self.model,), (None, *MODELS)),
@@ -134,10 +139,14 @@ class Request:
         self._check_heads()
         if self.component == "communication" and "single" in self.methods:
             raise ConfigError("--component communication has nothing to time for method single; leave single out")
+        if self.transfers != ("auto",) and not any(METHODS[name].backend == "fast" for name in self.methods):
+            raise ConfigError("--transfer belongs to the fast methods, and none was asked for; leave it out")
         for name in self.methods:
-            missing = METHODS[name].missing
-            if missing is not None:
-                raise UnavailableError(f"method {name} was asked for, but {missing}")
+            if METHODS[name].backend == "fast" and find_spec("fast_ulysses") is None:
+                raise UnavailableError(
+                    f"method {name} was asked for, but the CUDA extension fast_ulysses is not installed; "
+                    f"run tools/install/setup_fast_cp.sh, or measure {name.replace('fast', 'nccl')}"
+                )
 
     def cases(self, device_type: str) -> list[Case]:
         """Every combination; those of one shape follow each other."""
@@ -153,9 +162,11 @@ class Request:
                 dtype=dtype,
                 component=self.component,
                 kernel=kernel,
+                transfer=transfer,
             )
             for shape in self._shapes(device_type)
             for sequence, kernel, method in product(shape.sequences, self.kernels, self.methods)
+            for transfer in (self.transfers if METHODS[method].backend == "fast" else (None,))
         ]
 
     def _shapes(self, device_type: str) -> tuple[Shape, ...]:

@@ -58,7 +58,7 @@ class Single:
             method="single",
             ulysses_degree=1,
             world=1,
-            transfer="none",
+            transfer=Choice("none", "none", ""),
             kernel=case.kernel,
             reasons_by_rank=[explain(facts.kernel_needs(source.device))],
         )

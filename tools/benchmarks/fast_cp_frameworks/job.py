@@ -96,6 +96,7 @@ def run(options: Options, corrupt: Corrupt | None = None) -> ExitCode:
             print(f"error: {error}", file=sys.stderr)
         _leave_at_once(reporter.exit_code, control.rank)
     reporter.conclude()
+    runner.close()
     control.gather(None)  # nobody leaves, and so fails the job, before rank 0 has spoken
     dist.destroy_process_group()
     return reporter.exit_code

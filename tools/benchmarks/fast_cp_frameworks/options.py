@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from chitu_diffusion.parallel.cp.config import TRANSFERS
 from chitu_diffusion.parallel.cp.errors import ConfigError
 from tools.benchmarks.fast_cp_frameworks import cases, result
 
 # git ignores it, so a fresh clone lacks it: this one is created, any other folder must exist
 DEFAULT_FOLDER = Path("outputs")
 EPILOG = """\
-Lists (--method, --sequence, --kernel) are separated by commas; all their combinations run in one job, in turn within
-each repeat. Without a launcher the command starts one process per GPU, or two on the CPU where there is no GPU.
+Lists (--method, --sequence, --kernel, --transfer) are separated by commas; all their combinations run in one job, in
+turn within each repeat. Without a launcher the command starts one process per GPU, or two on the CPU where there is no GPU.
 Exit codes: 0 right, 1 a check failed, 2 wrong usage, 3 what was asked for is not there.
 """
 
@@ -65,6 +66,7 @@ def parse(arguments: Sequence[str]) -> Options:
     request = cases.Request(
         methods=typed.method,
         kernels=typed.kernel,
+        transfers=typed.transfer,
         sequences=typed.sequence,
         heads=typed.heads,
         kv_heads=typed.kv_heads,
@@ -100,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_argument_group("what to run")
     what.add_argument("--method", type=_names, required=True, help=f"list of {', '.join(cases.METHODS)}")
     what.add_argument("--kernel", type=_names, default=("auto",), help=f"list of {', '.join(cases.KERNEL_NAMES)}")
+    what.add_argument("--transfer", type=_names, default=("auto",), help=f"list of {', '.join(TRANSFERS)}")
     what.add_argument("--component", default="e2e", help=f"what is timed: {', '.join(cases.COMPONENTS)} (default e2e)")
     what.add_argument("--preset", help=f"a set of shapes: {', '.join(cases.PRESETS)}")
     what.add_argument("--model", help=f"the shapes of a model: {', '.join(cases.MODELS)}")

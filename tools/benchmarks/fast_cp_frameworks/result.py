@@ -34,6 +34,7 @@ class CaseRecord(_Model):
     dtype: str
     component: str = Field(description="what was timed: e2e, communication (no kernel) or attention (kernel alone)")
     kernel: str = Field(description="as requested; implementation.attention_plan.kernel is the one that ran")
+    transfer: str | None = Field(description="of the fast methods, as requested; the plan names the one that ran")
     world_size: int = Field(description="ranks of the job; method single computes on the first alone")
 
 

@@ -8,7 +8,9 @@ from itertools import groupby
 
 import torch
 
+from chitu_diffusion.parallel.cp.config import CPConfig
 from chitu_diffusion.parallel.cp.errors import ExitCode
+from chitu_diffusion.parallel.cp.fast.runtime import FastCP, init_fast_cp
 from chitu_diffusion.parallel.cp.session import CPSession
 from tools.benchmarks.fast_cp_frameworks import accuracy, timing
 from tools.benchmarks.fast_cp_frameworks.accuracy import Corrupt, Judge
@@ -26,6 +28,8 @@ from tools.benchmarks.fast_cp_frameworks.result import (
     TransportRecord,
 )
 from tools.benchmarks.fast_cp_frameworks.timing import Plan, Sample, Stopwatch
+
+POOL_BYTES = 8 << 30  # holds K, V and the output twice at the largest shape of the presets
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ class Runner:
     ) -> None:
         self.options, self.device, self._control = options, device, control
         self._done, self._advance, self._corrupt = done, advance, corrupt
-        self._sessions: dict[tuple[str, str], CPSession] = {}
+        self._sessions: dict[CPConfig, CPSession] = {}
+        self._fast: FastCP | None = None
         self._watch = Stopwatch(device)
         self._seed = 0
 
@@ -138,13 +143,19 @@ class Runner:
         return judge.measure(contender, self._corrupt, lambda: wait_for_device(self.device, self._limit_s))
 
     def _contender(self, case: Case, source: Source) -> Contender | None:
-        make_config = METHODS[case.method].config
-        if make_config is None:
+        config = METHODS[case.method].config(case.kernel, case.transfer or "auto")
+        if config is None:
             return Single(case, source) if self._control.rank == 0 else None
-        key = (case.method, case.kernel)
-        if key not in self._sessions:
-            self._sessions[key] = CPSession(make_config(case.kernel), device=self.device)
-        return Parallel(case, source, self._sessions[key])
+        if config.backend == "fast" and self._fast is None:
+            self._fast = init_fast_cp(device=self.device, pool_bytes=POOL_BYTES)
+        if config not in self._sessions:
+            self._sessions[config] = CPSession(config, device=self.device, fast=self._fast)
+        return Parallel(case, source, self._sessions[config])
+
+    def close(self) -> None:
+        """Give back what the fast methods hold; collective."""
+        if self._fast is not None:
+            self._fast.close()
 
     def _give_inputs(self, entry: _Entry, source: Source) -> None:
         """Enough sets of inputs, the same number on every rank that computes."""

@@ -16,7 +16,7 @@ class AttentionPlan:
 
     ``method`` and ``ulysses_degree`` say what travels, ``transfer`` what carries it, ``schedule`` how kernel and
     transfer interleave, ``kernel`` which row of the table computes. ``rejected`` lists the kernels that were
-    preferred to it and why they do not serve.
+    preferred to it and why they do not serve, and the transfers that were measured and are slower.
     """
 
     method: str
@@ -67,14 +67,17 @@ def make_plan(
     method: str,
     ulysses_degree: int,
     world: int,
-    transfer: str,
+    transfer: Choice,
     kernel: str,
     reasons_by_rank: Sequence[KernelReasons],
 ) -> AttentionPlan:
     """The plan for one call: the kernel by the table, the only schedule there is, and the reasons."""
     choice = choose_kernel(kernel, reasons_by_rank)
     reason = f"kernel {choice.used}: {choice.reason}; {_degree_reason(method, ulysses_degree, world)}"
-    return AttentionPlan(method, ulysses_degree, transfer, "one_shot", choice.used, reason, choice.rejected)
+    if transfer.reason:
+        reason += f"; transfer {transfer.used}: {transfer.reason}"
+    rejected = choice.rejected + transfer.rejected
+    return AttentionPlan(method, ulysses_degree, transfer.used, "one_shot", choice.used, reason, rejected)
 
 
 def _degree_reason(method: str, degree: int, world: int) -> str:

@@ -1,0 +1,91 @@
+"""The extension's runtime in this process: one group of ranks, one pool of symmetric memory, one end."""
+
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, UnavailableError
+from chitu_diffusion.parallel.cp.fast import extension
+
+DEFAULT_POOL_BYTES = 2 << 30
+
+
+class FastCP:
+    """The fast transports' memory and signals for the ranks of one group; see ``init_fast_cp``.
+
+    ``close()``, or the end of the ``with`` block, is collective: it waits for the GPU and gives the memory back. When
+    an exception leaves the block, the other ranks may be gone, and nothing is waited for.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, pool_bytes: int, timeout_s: float) -> None:
+        self.group, self.device, self.pool_bytes = group, device, pool_bytes
+        self._extension = extension.load()
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        control = ControlChannel(group, timeout_s)
+        identity = self._extension.unique_id(pool_bytes) if self.rank == 0 else ""
+        problems = control.gather((extension.why_not(device), pool_bytes, identity))
+        for rank, (problem, size, _) in enumerate(problems):
+            if problem is not None:
+                raise UnavailableError(f"fast context parallelism was asked for, but on rank {rank} {problem}")
+            if size != pool_bytes:
+                raise ConfigError(f"pool_bytes is {pool_bytes} on rank {self.rank} and {size} on rank {rank}")
+        self._start(control, problems[0][2], timeout_s)
+        self._open = True
+
+    def _start(self, control: ControlChannel, identity: str, timeout_s: float) -> None:
+        failure: str | None = None
+        try:
+            index = self.device.index or 0
+            self._extension.init(identity, self.rank, self.world, index, self.pool_bytes, int(timeout_s * 1000))
+        except RuntimeError as error:
+            failure = str(error)
+        for rank, told in enumerate(control.gather(failure)):
+            if told is not None:
+                if failure is None:
+                    self._extension.finalize(collective=False)
+                raise UnavailableError(f"fast context parallelism could not start: on rank {rank}, {told}")
+
+    def check(self) -> None:
+        """Raise CPError with the sentence of the first wait that gave up, if one has. Does not wait for the GPU."""
+        try:
+            self._extension.check()
+        except RuntimeError as error:
+            raise CPError(str(error)) from error
+
+    def close(self, collective: bool = True) -> None:
+        """End the runtime; the second time it does nothing."""
+        if self._open:
+            self._open = False
+            self._extension.finalize(collective=collective)
+
+    def __enter__(self) -> "FastCP":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(collective=error is None)
+
+
+def init_fast_cp(
+    cp_group: dist.ProcessGroup | None = None,
+    *,
+    device: torch.device | None = None,
+    pool_bytes: int = DEFAULT_POOL_BYTES,
+    timeout_s: float = 10.0,
+) -> FastCP:
+    """Start the fast transports for ``cp_group`` (default: all ranks); use the result as a context manager.
+
+    Collective. ``device`` is this rank's GPU (default: the current one). ``pool_bytes`` of symmetric GPU memory hold
+    everything that arrives; ``timeout_s`` limits every wait for another rank. One process has one runtime: it serves
+    one group at a time. Raises UnavailableError or ConfigError, with one message on every rank.
+    """
+    if cp_group is None:
+        if not dist.is_initialized():
+            raise ConfigError("init_fast_cp needs a process group; call torch.distributed.init_process_group first")
+        cp_group = dist.group.WORLD
+    assert cp_group is not None
+    device = device if device is not None else torch.device("cuda", torch.cuda.current_device())
+    return FastCP(cp_group, device, pool_bytes, timeout_s)
