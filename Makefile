@@ -1,7 +1,7 @@
 # Everything CI does is a target here; `make check` is what CI runs.
 UV := $(shell tools/uv.sh)
 
-.PHONY: check sync lint types test pins results
+.PHONY: check sync lint types test extension fast-cp pins results
 
 check: sync lint types test
 
@@ -20,6 +20,15 @@ types:
 
 test:
 	$(UV) run pytest
+
+# The extension's wheel for both architectures, by the compiler of the package index, whatever toolkit the machine has.
+extension:
+	$(UV) sync --inexact --group cuda-build
+	env -u CUDA_HOME -u NVSHMEM_HOME $(UV) run --no-sync python tools/install/build_fast_cp.py --architectures 90 120
+
+# Environment, NVSHMEM headers, build, install, doctor: `make fast-cp ARGS="--architectures 90 120"`.
+fast-cp:
+	bash tools/install/setup_fast_cp.sh $(ARGS)
 
 # After a change of dependencies: resolve anew within their ranges, and write every version into pyproject.toml.
 pins:

@@ -14,7 +14,8 @@ from tools.benchmarks.fast_cp_frameworks import cases, result
 DEFAULT_FOLDER = Path("outputs")
 EPILOG = """\
 Lists (--method, --sequence, --kernel, --transfer) are separated by commas; all their combinations run in one job, in
-turn within each repeat. Without a launcher the command starts one process per GPU, or two on the CPU where there is no GPU.
+turn within each repeat. Without a launcher the command starts one process per GPU, or two on the CPU where there is
+no GPU.
 Exit codes: 0 right, 1 a check failed, 2 wrong usage, 3 what was asked for is not there.
 """
 

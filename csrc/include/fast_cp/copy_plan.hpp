@@ -1,0 +1,228 @@
+// Who copies what, where, and in what order. Plain C++17 and plain integers: no CUDA, no torch, tested with g++ alone.
+//
+// AGKV, Ulysses and their hybrid are one exchange with an "ulysses degree" u that divides the world P (u = 1: AGKV,
+// u = P: Ulysses). Rank r has index r % u in group r / u. Heads are split over the u indices, tokens over the P ranks.
+//   send:   K and V of every rank go to every rank (the heads of the receiver's index); Q goes to the own group only.
+//   return: the output of every rank goes back within the group, each rank's rows with the sender's heads.
+// A window is what a rank receives into: (batch, text_front + rows + text_back, heads, head_dim), contiguous. Rows of
+// replicated text are the receiver's own business, except on the way back, where every rank gives its heads of them to
+// its group if asked to.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace fast_cp {
+
+enum Role : int { kQuery = 0, kKey = 1, kValue = 2, kOutput = 3 };
+constexpr int kRoles = 4;
+
+// What is asked for; equal on every rank.
+struct Exchange {
+  int world = 1;
+  int ulysses = 1;
+  int num_chunks = 1;  // head groups that are sent, announced and awaited one by one
+  int64_t batch = 1;
+  int64_t head_bytes = 0;         // head_dim × element size
+  std::vector<int64_t> seq;       // tokens of each rank; zero is allowed
+  std::vector<int64_t> q_heads;   // query heads of each index in the group
+  std::vector<int64_t> kv_heads;  // key and value heads of each index
+  int64_t kv_text_front = 0, kv_text_back = 0;
+  int64_t q_text_front = 0, q_text_back = 0;  // of queries and output; zero where the text asks nothing
+};
+
+// Bytes between neighbours in a source tensor (batch, rows, heads, head_dim) whose last two dimensions are contiguous.
+struct SourceStrides {
+  int64_t row = 0;
+  int64_t batch = 0;
+};
+
+// `batches` × `rows` pieces of `row_bytes`. Offsets count bytes from the source's first element and the window's.
+struct Copy {
+  int role = 0;
+  int peer = 0;
+  int chunk = 0;
+  int64_t src_offset = 0, dst_offset = 0;
+  int64_t src_pitch = 0, dst_pitch = 0;
+  int64_t row_bytes = 0, rows = 0;
+  int64_t batches = 0, src_batch = 0, dst_batch = 0;
+  int64_t bytes() const { return row_bytes * rows * batches; }
+};
+
+struct WindowShape {
+  int64_t batch, rows, heads;
+};
+
+struct Range {
+  int64_t begin, end;
+  int64_t size() const { return end - begin; }
+};
+
+inline int64_t sum_of(const std::vector<int64_t>& values, size_t begin, size_t end) {
+  return std::accumulate(values.begin() + begin, values.begin() + end, int64_t{0});
+}
+inline int64_t sum_of(const std::vector<int64_t>& values) { return sum_of(values, 0, values.size()); }
+
+inline int group_of(const Exchange& x, int rank) { return rank / x.ulysses; }
+inline int index_of(const Exchange& x, int rank) { return rank % x.ulysses; }
+inline int first_of_group(const Exchange& x, int rank) { return group_of(x, rank) * x.ulysses; }
+
+// Tokens of the ranks before `rank`, in the whole sequence and in the group's part of it.
+inline int64_t rows_before(const Exchange& x, int rank) { return sum_of(x.seq, 0, rank); }
+inline int64_t rows_before_in_group(const Exchange& x, int rank) {
+  return sum_of(x.seq, first_of_group(x, rank), rank);
+}
+inline int64_t group_rows(const Exchange& x, int rank) {
+  const int first = first_of_group(x, rank);
+  return sum_of(x.seq, first, first + x.ulysses);
+}
+
+// Heads of chunk `chunk` among the key and value heads of `index`, counted from that index's first head.
+inline Range kv_chunk(const Exchange& x, int index, int chunk) {
+  const int64_t heads = x.kv_heads[index];
+  return {heads * chunk / x.num_chunks, heads * (chunk + 1) / x.num_chunks};
+}
+
+// The same for query heads: those that belong to the chunk's key heads where the two counts form a GQA ratio.
+inline Range q_chunk(const Exchange& x, int index, int chunk) {
+  const int64_t q = x.q_heads[index], kv = x.kv_heads[index];
+  if (kv > 0 && q % kv == 0) {
+    const Range range = kv_chunk(x, index, chunk);
+    return {range.begin * (q / kv), range.end * (q / kv)};
+  }
+  return {q * chunk / x.num_chunks, q * (chunk + 1) / x.num_chunks};
+}
+
+inline bool is_kv(int role) { return role == kKey || role == kValue; }
+inline Range chunk_heads(const Exchange& x, int role, int index, int chunk) {
+  return is_kv(role) ? kv_chunk(x, index, chunk) : q_chunk(x, index, chunk);
+}
+inline int64_t head_offset(const Exchange& x, int role, int index) {
+  return sum_of(is_kv(role) ? x.kv_heads : x.q_heads, 0, index);
+}
+
+// The window of `rank`. With `text` the output's window also holds the rows of replicated text.
+inline WindowShape window_of(const Exchange& x, int rank, int role, bool text = false) {
+  if (role == kOutput) {
+    const int64_t extra = text ? x.q_text_front + x.q_text_back : 0;
+    return {x.batch, x.seq[rank] + extra, sum_of(x.q_heads)};
+  }
+  if (role == kQuery) {
+    return {x.batch, x.q_text_front + group_rows(x, rank) + x.q_text_back, x.q_heads[index_of(x, rank)]};
+  }
+  return {x.batch, x.kv_text_front + sum_of(x.seq) + x.kv_text_back, x.kv_heads[index_of(x, rank)]};
+}
+
+inline int64_t window_bytes(const Exchange& x, int rank, int role, bool text = false) {
+  const WindowShape shape = window_of(x, rank, role, text);
+  return shape.batch * shape.rows * shape.heads * x.head_bytes;
+}
+
+// The largest window of any rank: what each rank reserves, so that offsets agree everywhere.
+inline int64_t largest_window_bytes(const Exchange& x, int role, bool text = false) {
+  int64_t largest = 0;
+  for (int rank = 0; rank < x.world; ++rank) largest = std::max(largest, window_bytes(x, rank, role, text));
+  return largest;
+}
+
+// Empty when the exchange makes sense, else a sentence.
+inline std::string problem_with(const Exchange& x) {
+  auto negative = [](const std::vector<int64_t>& v) { return !v.empty() && *std::min_element(v.begin(), v.end()) < 0; };
+  auto str = [](int64_t v) { return std::to_string(v); };
+  if (x.world < 1) return "the world must hold at least one rank, not " + str(x.world);
+  if (x.ulysses < 1 || x.world % x.ulysses != 0) {
+    return "the ulysses degree " + str(x.ulysses) + " does not divide " + str(x.world) + " ranks";
+  }
+  if (x.seq.size() != size_t(x.world)) {
+    return str(x.seq.size()) + " sequence lengths were given for " + str(x.world) + " ranks";
+  }
+  if (x.q_heads.size() != size_t(x.ulysses) || x.kv_heads.size() != size_t(x.ulysses)) {
+    return "head counts must be given for each of the " + str(x.ulysses) + " ranks that split the heads, not " +
+           str(x.q_heads.size()) + " for queries and " + str(x.kv_heads.size()) + " for keys";
+  }
+  if (negative(x.seq) || negative(x.q_heads) || negative(x.kv_heads))
+    return "lengths and head counts must not be negative";
+  if (x.kv_text_front < 0 || x.kv_text_back < 0 || x.q_text_front < 0 || x.q_text_back < 0) {
+    return "counts of text rows must not be negative";
+  }
+  if (x.num_chunks < 1) return "the number of chunks must be at least 1, not " + str(x.num_chunks);
+  if (x.batch < 1 || x.head_bytes < 1) return "batch and head dimension must be at least 1";
+  return {};
+}
+
+// One block: `rows` from `src_row` and the heads [begin, end) of the source to (`dst_row`, `dst_head`) of the window.
+inline Copy block(const Exchange& x, int role, int peer, int chunk, const SourceStrides& src, int64_t src_row,
+                  Range heads, const WindowShape& window, int64_t dst_row, int64_t dst_head, int64_t rows) {
+  const int64_t pitch = window.heads * x.head_bytes;
+  Copy copy;
+  copy.role = role, copy.peer = peer, copy.chunk = chunk;
+  copy.src_offset = src_row * src.row + heads.begin * x.head_bytes;
+  copy.dst_offset = dst_row * pitch + dst_head * x.head_bytes;
+  copy.src_pitch = src.row, copy.dst_pitch = pitch;
+  copy.row_bytes = heads.size() * x.head_bytes, copy.rows = rows;
+  copy.batches = x.batch, copy.src_batch = src.batch, copy.dst_batch = window.rows * pitch;
+  return copy;
+}
+
+inline void keep(std::vector<Copy>& plan, const Copy& copy) {
+  if (copy.bytes() > 0) plan.push_back(copy);
+}
+
+// Peers of `rank` in the order of sending: the next rank first, the rank itself last.
+inline std::vector<int> peers_in_order(int first, int count, int rank) {
+  std::vector<int> peers;
+  for (int step = 1; step <= count; ++step) peers.push_back(first + (rank - first + step) % count);
+  return peers;
+}
+
+// What `rank` sends. `strides` is indexed by role; a role whose bit is missing in `roles` stays at home. With
+// `own_in_place` the sources lie in the rank's own windows already (at their rows), so it sends nothing to itself.
+inline std::vector<Copy> plan_send(const Exchange& x, int rank, const SourceStrides* strides, unsigned roles,
+                                   bool own_in_place = false) {
+  std::vector<Copy> plan;
+  for (int chunk = 0; chunk < x.num_chunks; ++chunk) {
+    for (int peer : peers_in_order(0, x.world, rank)) {
+      if (own_in_place && peer == rank) continue;
+      for (int role : {kKey, kValue, kQuery}) {
+        if (!(roles >> role & 1u) || (role == kQuery && group_of(x, peer) != group_of(x, rank))) continue;
+        const int index = index_of(x, peer);
+        const Range part = chunk_heads(x, role, index, chunk);
+        const int64_t first = head_offset(x, role, index);
+        const int64_t row =
+            role == kQuery ? x.q_text_front + rows_before_in_group(x, rank) : x.kv_text_front + rows_before(x, rank);
+        keep(plan,
+             block(x, role, peer, chunk, strides[role], own_in_place ? row : 0, {first + part.begin, first + part.end},
+                   window_of(x, peer, role), row, part.begin, x.seq[rank]));
+      }
+    }
+  }
+  return plan;
+}
+
+// What `rank` gives back: its heads of the output, to each rank of its group that rank's rows, and with `text` the
+// rows of replicated text too.
+inline std::vector<Copy> plan_return(const Exchange& x, int rank, const SourceStrides& src, bool text) {
+  std::vector<Copy> plan;
+  const int index = index_of(x, rank);
+  const int64_t first = head_offset(x, kOutput, index);
+  for (int chunk = 0; chunk < x.num_chunks; ++chunk) {
+    const Range heads = chunk_heads(x, kOutput, index, chunk);
+    for (int peer : peers_in_order(first_of_group(x, rank), x.ulysses, rank)) {
+      const WindowShape window = window_of(x, peer, kOutput, text);
+      auto give = [&](int64_t src_row, int64_t dst_row, int64_t rows) {
+        keep(plan, block(x, kOutput, peer, chunk, src, src_row, heads, window, dst_row, first + heads.begin, rows));
+      };
+      const int64_t front = text ? x.q_text_front : 0;
+      give(x.q_text_front + rows_before_in_group(x, peer), front, x.seq[peer]);
+      if (!text) continue;
+      give(0, 0, x.q_text_front);
+      give(x.q_text_front + group_rows(x, rank), front + x.seq[peer], x.q_text_back);
+    }
+  }
+  return plan;
+}
+
+}  // namespace fast_cp

@@ -1,0 +1,201 @@
+// Which part of the pool each window gets. Plain C++17: the same calls in the same order give the same answer on every
+// rank, so no rank has to ask another. Tested with g++ alone.
+//
+// A tag names a window. It is as large as the largest request so far (its high water), and exists in two generations
+// where the pool allows, so that a rank may fill one while its peers still read the other. Each generation has a slot:
+// the number of its signals. A generation that a captured CUDA graph uses is pinned: it never moves again.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace fast_cp {
+
+constexpr int64_t kWindowAlignment = 4096;
+
+struct Region {
+  int64_t offset, bytes;
+};
+
+struct Generation {
+  int slot = -1;
+  int64_t offset = -1;  // -1: the pool had no room for it
+  bool pinned = false;
+  bool open = false;  // in use between start and done; must not move
+  bool fixed() const { return offset >= 0 && (pinned || open); }
+};
+
+struct Window {
+  std::string tag;
+  int64_t bytes = 0;
+  int turn = 1;  // the generation used last
+  std::array<Generation, 2> generations;
+};
+
+struct Grant {
+  int slot = -1;
+  int64_t offset = -1;
+  bool moved = false;  // windows changed places: wait until every reader of the old places is done
+};
+
+inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// First fit of `bytes` between `begin` and `end` beside the regions already taken; -1 where nothing fits.
+inline int64_t place(int64_t begin, int64_t end, std::vector<Region>& taken, int64_t bytes) {
+  std::sort(taken.begin(), taken.end(), [](const Region& a, const Region& b) { return a.offset < b.offset; });
+  int64_t cursor = begin;
+  for (const Region& region : taken) {
+    if (cursor + bytes <= region.offset) break;
+    cursor = std::max(cursor, region.offset + region.bytes);
+  }
+  if (cursor + bytes > end) return -1;
+  taken.push_back({cursor, bytes});
+  return cursor;
+}
+
+class WindowPlan {
+ public:
+  WindowPlan(int64_t begin, int64_t end, int max_slots) : begin_(begin), end_(end), max_slots_(max_slots) {}
+
+  // The generation of `tag` whose turn it is, at least `bytes` large. `capturing`: a CUDA graph records this call.
+  // Throws std::runtime_error with a sentence and changes nothing where that cannot be.
+  Grant acquire(const std::string& tag, int64_t bytes, bool capturing) {
+    WindowPlan trial = *this;
+    Grant grant = trial.grant(tag, bytes, capturing);
+    *this = std::move(trial);
+    return grant;
+  }
+
+  void set_open(int slot, bool open) {
+    if (Generation* generation = find(slot)) generation->open = open;
+  }
+  bool pinned(int slot) const { return slot < int(pinned_slots_.size()) && pinned_slots_[slot]; }
+  // Slots whose readers must be done before windows change places: all but those that stay where they are.
+  std::vector<int> movable_slots() const {
+    std::vector<int> slots;
+    for (const Window& window : windows_) {
+      for (const Generation& g : window.generations) {
+        if (g.slot >= 0 && !g.pinned && !g.open) slots.push_back(g.slot);
+      }
+    }
+    return slots;
+  }
+  const std::vector<Window>& windows() const { return windows_; }
+
+ private:
+  Grant grant(const std::string& tag, int64_t bytes, bool capturing) {
+    Window& window = window_named(tag);
+    const bool moved = bytes > window.bytes || window.generations[0].offset < 0;
+    if (moved) {
+      if (capturing) {
+        throw std::runtime_error("window '" + tag + "' needs " + std::to_string(bytes) + " bytes and has " +
+                                 std::to_string(window.bytes) +
+                                 "; run this shape once before capturing it in a CUDA graph");
+      }
+      grow(window, round_up(std::max<int64_t>(bytes, 1), kWindowAlignment));
+    }
+    window.turn = window.generations[1].offset >= 0 ? 1 - window.turn : 0;
+    Generation& generation = window.generations[window.turn];
+    if (capturing && !generation.pinned) {
+      generation.pinned = true;
+      pinned_slots_.resize(max_slots_, false);
+      pinned_slots_[generation.slot] = true;
+    }
+    return {generation.slot, generation.offset, moved};
+  }
+
+  Window& window_named(const std::string& tag) {
+    for (Window& window : windows_) {
+      if (window.tag == tag) return window;
+    }
+    windows_.emplace_back();
+    windows_.back().tag = tag;
+    for (Generation& generation : windows_.back().generations) generation.slot = new_slot(tag);
+    return windows_.back();
+  }
+
+  int new_slot(const std::string& tag) {
+    if (slots_ >= max_slots_) {
+      throw std::runtime_error("window '" + tag + "' needs signals, and all " + std::to_string(max_slots_) +
+                               " slots are taken; use fewer tags, or capture fewer shapes in CUDA graphs");
+    }
+    return slots_++;
+  }
+
+  void grow(Window& window, int64_t bytes) {
+    for (Generation& generation : window.generations) {
+      if (generation.open) throw std::runtime_error("window '" + window.tag + "' cannot grow while it is in use");
+      if (generation.pinned) {  // a captured graph still writes there: leave it, and take a new one
+        retired_.push_back({generation.offset, window.bytes});
+        generation = Generation{};
+        generation.slot = new_slot(window.tag);
+      }
+    }
+    window.bytes = bytes;
+    window.turn = 1;
+    cut();
+  }
+
+  // Cuts the pool anew around what must stay: first one generation of every window, then second ones while they fit.
+  void cut() {
+    std::vector<Region> taken = retired_;
+    for (Window& window : windows_) {
+      for (Generation& g : window.generations) {
+        if (g.fixed())
+          taken.push_back({g.offset, window.bytes});
+        else
+          g.offset = -1;
+      }
+    }
+    for (Window& window : windows_) {
+      if (window.bytes == 0 || has_place(window)) continue;
+      window.generations[0].offset = place(begin_, end_, taken, window.bytes);
+      if (window.generations[0].offset < 0) throw std::runtime_error(too_small(window));
+    }
+    for (Window& window : windows_) {
+      if (window.bytes == 0) continue;
+      for (Generation& g : window.generations) {
+        if (g.offset < 0) g.offset = place(begin_, end_, taken, window.bytes);
+      }
+      if (window.generations[0].offset < 0) std::swap(window.generations[0], window.generations[1]);
+    }
+  }
+
+  static bool has_place(const Window& w) { return w.generations[0].offset >= 0 || w.generations[1].offset >= 0; }
+
+  std::string too_small(const Window& window) const {
+    int64_t needed = begin_;
+    for (const Region& region : retired_) needed += region.bytes;
+    for (const Window& w : windows_) {
+      int pinned = 0;
+      for (const Generation& g : w.generations) pinned += g.fixed();
+      needed += w.bytes * std::max(1, pinned);
+    }
+    if (needed <= end_) needed = end_ + window.bytes;  // enough in sum, but what must not move cuts it up
+    return "the symmetric pool of " + std::to_string(end_) + " bytes has no room for window '" + window.tag + "' of " +
+           std::to_string(window.bytes) + " bytes; pass pool_bytes=" + std::to_string(needed) +
+           " or more to init_fast_cp";
+  }
+
+  Generation* find(int slot) {
+    for (Window& window : windows_) {
+      for (Generation& generation : window.generations) {
+        if (generation.slot == slot) return &generation;
+      }
+    }
+    return nullptr;
+  }
+
+  int64_t begin_, end_;
+  int max_slots_;
+  int slots_ = 0;
+  std::vector<Window> windows_;
+  std::vector<Region> retired_;  // pinned by graphs whose window has grown since
+  std::vector<bool> pinned_slots_;
+};
+
+}  // namespace fast_cp

@@ -1,0 +1,175 @@
+#include <cstring>
+
+#include "fast_cp/error.hpp"
+#include "runtime/cuda.hpp"
+#include "runtime/signals.hpp"
+
+namespace fast_cp {
+
+namespace {
+
+// What every waiting kernel needs to give up in an orderly way.
+struct Limits {
+  uint64_t limit_ns;
+  unsigned* stopped;
+  ErrorRecord* record;
+};
+
+__device__ __forceinline__ uint64_t load_acquire(const uint64_t* flag) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_release(uint64_t* flag, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t time;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+  return time;
+}
+
+__device__ void give_up(const Limits& limits, int peer, int slot, int line, uint64_t wanted, uint64_t seen) {
+  if (atomicCAS(limits.stopped, 0u, 1u) != 0u) return;
+  volatile ErrorRecord* record = limits.record;
+  record->peer = peer, record->slot = slot, record->line = line;
+  record->wanted = wanted, record->seen = seen, record->limit_ns = limits.limit_ns;
+  __threadfence_system();
+  record->ready = 1;
+}
+
+// True when `flag` reached `wanted`; false after the limit, or at once where another wait has given up before.
+__device__ bool await(const uint64_t* flag, uint64_t wanted, const Limits& limits, int peer, int slot, int line) {
+  uint64_t seen = load_acquire(flag);
+  if (seen >= wanted) return true;
+  const uint64_t start = nanoseconds();
+  while (seen < wanted) {
+    if (*reinterpret_cast<volatile unsigned*>(limits.stopped)) return false;
+    if (nanoseconds() - start > limits.limit_ns) {
+      give_up(limits, peer, slot, line, wanted, seen);
+      return false;
+    }
+    seen = load_acquire(flag);
+  }
+  return true;
+}
+
+// `consumed` is this rank's line of `slot`, one count per peer.
+__global__ void begin_kernel(const uint64_t* consumed, uint64_t* epoch, uint32_t mask, int slot, Limits limits) {
+  const int peer = threadIdx.x;
+  const uint64_t former = *epoch;
+  if (mask >> peer & 1u) await(consumed + peer, former, limits, peer, slot, kConsumedLine);
+  __syncwarp();
+  if (peer == 0) *epoch = former + 1;
+}
+
+__global__ void wait_kernel(const uint64_t* arrivals, const uint64_t* epoch, uint32_t mask, int slot, int chunk,
+                            Limits limits) {
+  const int peer = threadIdx.x;
+  if (mask >> peer & 1u) await(arrivals + peer, *epoch, limits, peer, slot, chunk);
+}
+
+struct SlotSet {
+  uint32_t bits[kMaxSlots / 32];
+};
+
+__global__ void drain_kernel(const uint64_t* page, const uint64_t* epochs, SlotSet slots, int rank, int world,
+                             Limits limits) {
+  const int slot = threadIdx.x;
+  if (!(slots.bits[slot / 32] >> (slot % 32) & 1u)) return;
+  const uint64_t* consumed = page + (int64_t(slot) * (kMaxChunks + 1) + kConsumedLine) * kMaxWorld;
+  for (int peer = 0; peer < world; ++peer) {
+    if (peer != rank) await(consumed + peer, epochs[slot], limits, peer, slot, kConsumedLine);
+  }
+}
+
+__global__ void round_trip_kernel(uint64_t* mine, uint64_t* theirs, uint64_t* epoch, bool first, int peer, int count,
+                                  Limits limits) {
+  uint64_t turn = *epoch;
+  for (int i = 0; i < count; ++i) {
+    ++turn;
+    if (first) store_release(theirs, turn);
+    if (!await(mine, turn, limits, peer, kBenchmarkSlot, 0)) break;
+    if (!first) store_release(theirs, turn);
+  }
+  *epoch += count;
+}
+
+void preload_kernels() {
+  preload(begin_kernel), preload(wait_kernel), preload(drain_kernel), preload(round_trip_kernel);
+}
+
+}  // namespace
+
+Signals::Signals(Heap& heap, int rank, int world, int64_t timeout_ms)
+    : heap_(heap), rank_(rank), world_(world), limit_ns_(uint64_t(timeout_ms) * 1000000) {
+  static_assert(kMaxSlots % 32 == 0 && kMaxWorld <= 32);
+  preload_kernels();
+  const size_t counts = (kMaxSlots + 1) * sizeof(uint64_t);
+  cuda_check(cudaMalloc(&epochs_, counts + sizeof(unsigned)), "allocating the signals' counts");
+  stopped_ = reinterpret_cast<unsigned*>(epochs_ + kMaxSlots + 1);
+  cuda_check(cudaMemset(epochs_, 0, counts + sizeof(unsigned)), "zeroing the signals' counts");
+  cuda_check(cudaHostAlloc(&record_, sizeof(ErrorRecord), cudaHostAllocMapped | cudaHostAllocPortable),
+             "allocating the error record");
+  std::memset(record_, 0, sizeof(ErrorRecord));
+  void* mapped = nullptr;
+  cuda_check(cudaHostGetDevicePointer(&mapped, record_, 0), "mapping the error record");
+  record_on_device_ = static_cast<ErrorRecord*>(mapped);
+  cuda_check(cudaDeviceSynchronize(), "zeroing the signals' counts");
+}
+
+Signals::~Signals() {
+  cudaFree(epochs_);
+  cudaFreeHost(record_);
+}
+
+uint64_t* Signals::line(int rank, int slot, int line) const {
+  const int64_t index = (int64_t(slot) * (kMaxChunks + 1) + line) * kMaxWorld;
+  return reinterpret_cast<uint64_t*>(heap_.at(rank, index * sizeof(uint64_t)));
+}
+
+void Signals::publish(int slot, int line_index, int peer, cudaStream_t stream) {
+  uint64_t* flag = line(peer, slot, line_index) + rank_;
+  cuda_check(cudaMemcpyAsync(flag, epochs_ + slot, sizeof(uint64_t), cudaMemcpyDeviceToDevice, stream),
+             "sending a signal to a peer");
+}
+
+void Signals::begin(int slot, uint32_t mask, cudaStream_t stream) {
+  begin_kernel<<<1, 32, 0, stream>>>(line(rank_, slot, kConsumedLine), epochs_ + slot, mask & ~(1u << rank_), slot,
+                                     Limits{limit_ns_, stopped_, record_on_device_});
+  cuda_check(cudaGetLastError(), "launching the start of an exchange");
+}
+
+void Signals::publish_arrival(int slot, int chunk, int peer, cudaStream_t stream) {
+  publish(slot, chunk, peer, stream);
+}
+void Signals::publish_consumed(int slot, int peer, cudaStream_t stream) { publish(slot, kConsumedLine, peer, stream); }
+
+void Signals::wait_arrival(int slot, int chunk, uint32_t mask, cudaStream_t stream) {
+  mask &= ~(1u << rank_);
+  if (!mask) return;
+  wait_kernel<<<1, 32, 0, stream>>>(line(rank_, slot, chunk), epochs_ + slot, mask, slot, chunk,
+                                    Limits{limit_ns_, stopped_, record_on_device_});
+  cuda_check(cudaGetLastError(), "launching a wait for an arrival");
+}
+
+void Signals::drain(const std::vector<int>& slots, cudaStream_t stream) {
+  SlotSet set{};
+  for (int slot : slots) set.bits[slot / 32] |= 1u << (slot % 32);
+  drain_kernel<<<1, kMaxSlots, 0, stream>>>(line(rank_, 0, 0), epochs_, set, rank_, world_,
+                                            Limits{limit_ns_, stopped_, record_on_device_});
+  cuda_check(cudaGetLastError(), "launching a wait for the readers of all windows");
+}
+
+void Signals::round_trips(int peer, int count, cudaStream_t stream) {
+  round_trip_kernel<<<1, 1, 0, stream>>>(line(rank_, kBenchmarkSlot, 0) + peer, line(peer, kBenchmarkSlot, 0) + rank_,
+                                         epochs_ + kBenchmarkSlot, rank_ < peer, peer, count,
+                                         Limits{limit_ns_, stopped_, record_on_device_});
+  cuda_check(cudaGetLastError(), "launching the round trips");
+}
+
+bool Signals::failed() const { return *const_cast<const volatile uint32_t*>(&record_->ready) != 0; }
+
+}  // namespace fast_cp

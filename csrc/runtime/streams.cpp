@@ -1,0 +1,78 @@
+#include "runtime/streams.hpp"
+
+#include <algorithm>
+
+#include "runtime/cuda.hpp"
+#include "runtime/signals.hpp"
+
+namespace fast_cp {
+
+namespace {
+
+cudaEvent_t new_event() {
+  cudaEvent_t event;
+  cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+  return event;
+}
+
+}  // namespace
+
+Streams::Streams(int rank, int world, bool stream_per_peer) {
+  int least = 0, greatest = 0;
+  cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
+  for (int peer = 0; peer < world; ++peer) lane_.push_back(stream_per_peer ? peer : peer == rank ? 0 : 1);
+  const int count = stream_per_peer ? world : 2;
+  for (int i = 0; i <= count; ++i) {  // the last one is for armed waits
+    cudaStream_t stream;
+    cuda_check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "creating a stream");
+    streams_.push_back(stream);
+    joins_.push_back(new_event());
+  }
+  fork_ = new_event();
+}
+
+Streams::~Streams() {
+  for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+  for (cudaEvent_t event : joins_) cudaEventDestroy(event);
+  for (auto& [slot, events] : slot_events_) {
+    for (cudaEvent_t event : events) cudaEventDestroy(event);
+  }
+  cudaEventDestroy(fork_);
+}
+
+std::vector<int> Streams::lanes(uint32_t mask) const {
+  std::vector<int> lanes;
+  for (size_t peer = 0; peer < lane_.size(); ++peer) {
+    if (mask >> peer & 1u) lanes.push_back(lane_[peer]);
+  }
+  std::sort(lanes.begin(), lanes.end());
+  lanes.erase(std::unique(lanes.begin(), lanes.end()), lanes.end());
+  return lanes;
+}
+
+void Streams::fork(cudaStream_t stream, uint32_t mask) {
+  cuda_check(cudaEventRecord(fork_, stream), "forking to the side streams");
+  for (int lane : lanes(mask)) cuda_check(cudaStreamWaitEvent(streams_[lane], fork_), "forking to the side streams");
+}
+
+void Streams::fork_arming(cudaStream_t stream) { order(stream, arming()); }
+
+void Streams::join(cudaStream_t stream, uint32_t mask) {
+  for (int lane : lanes(mask)) {
+    cuda_check(cudaEventRecord(joins_[lane], streams_[lane]), "joining the side streams");
+    cuda_check(cudaStreamWaitEvent(stream, joins_[lane]), "joining the side streams");
+  }
+}
+
+void Streams::order(cudaStream_t earlier, cudaStream_t later) {
+  cuda_check(cudaEventRecord(fork_, earlier), "ordering two streams");
+  cuda_check(cudaStreamWaitEvent(later, fork_), "ordering two streams");
+}
+
+cudaEvent_t Streams::event(int slot, int chunk, int kind) {
+  std::vector<cudaEvent_t>& events = slot_events_[slot];
+  while (events.size() < size_t(2 * (chunk + 1))) events.push_back(new_event());
+  return events[2 * chunk + kind];
+}
+
+}  // namespace fast_cp

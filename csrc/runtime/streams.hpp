@@ -1,0 +1,47 @@
+// Side streams that carry payloads, so that the caller's stream goes on computing. All forks and joins are events, so
+// they can be captured in a CUDA graph.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace fast_cp {
+
+class Streams {
+ public:
+  // One stream per peer over NVLink; over PCIe one for all peers, because they share its bandwidth. The rank's own
+  // copies have a stream of their own.
+  Streams(int rank, int world, bool stream_per_peer);
+  ~Streams();
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+
+  cudaStream_t to_peer(int peer) const { return streams_[lane_[peer]]; }
+  // A stream for waits that are launched before they are needed.
+  cudaStream_t arming() const { return streams_.back(); }
+
+  // Everything on `stream` so far comes before what the streams to the peers in `mask` carry next.
+  void fork(cudaStream_t stream, uint32_t mask);
+  void fork_arming(cudaStream_t stream);
+  // Everything that the forked streams carry so far comes before what `stream` runs next.
+  void join(cudaStream_t stream, uint32_t mask);
+  // `later` goes on after everything that is on `earlier` now.
+  void order(cudaStream_t earlier, cudaStream_t later);
+
+  // Events of one slot, made at first use: kind 0 for the rank's own copies, 1 for armed waits.
+  cudaEvent_t event(int slot, int chunk, int kind);
+
+ private:
+  std::vector<int> lanes(uint32_t mask) const;
+
+  std::vector<cudaStream_t> streams_;
+  std::vector<int> lane_;           // the stream of each peer
+  std::vector<cudaEvent_t> joins_;  // one per stream
+  cudaEvent_t fork_ = nullptr;
+  std::map<int, std::vector<cudaEvent_t>> slot_events_;
+};
+
+}  // namespace fast_cp

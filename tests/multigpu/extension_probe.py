@@ -1,0 +1,237 @@
+"""The extension on real GPUs: is it right, and how fast.
+
+    FAST_CP_LIBRARY=build/libfast_cp.so python -m torch.distributed.run --standalone --nproc-per-node=2 \
+        tests/multigpu/extension_probe.py --output probe.json
+
+Prints a short table last; exit code 0 where everything is right, 1 where something is not. Nothing waits longer than
+``--limit`` seconds.
+"""
+
+import argparse
+import faulthandler
+import importlib.util
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+if importlib.util.find_spec("fast_ulysses") is None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "csrc" / "python"))
+
+import extension_cases as cases
+import extension_speed as speed
+import fast_ulysses as fu
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=None, help="where the JSON goes")
+    parser.add_argument("--shapes", type=int, default=500)
+    parser.add_argument("--replays", type=int, default=100)
+    parser.add_argument("--pool-mb", type=int, default=None, help="default: 4096 and 2048 per rank")
+    parser.add_argument("--timeout-ms", type=int, default=10_000)
+    parser.add_argument("--limit", type=int, default=230, help="seconds after which every rank gives up")
+    parser.add_argument("--skip-speed", action="store_true")
+    return parser.parse_args()
+
+
+def start(options: argparse.Namespace) -> tuple[int, int]:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    pool_bytes = (options.pool_mb or 4096 + 2048 * world) * speed.MB
+    ids = [fu.unique_id(pool_bytes) if rank == 0 else ""]
+    dist.broadcast_object_list(ids, src=0)
+    fu.init(ids[0], rank, world, device.index, pool_bytes, options.timeout_ms)
+    return rank, world
+
+
+def total(wrong: list[str]) -> int:
+    """How many faults all ranks found together; they are printed where they were found."""
+    for line in wrong[:3]:
+        print(f"[rank {dist.get_rank()}] wrong: {line}", flush=True)
+    count = torch.tensor([len(wrong)], device="cuda")
+    dist.all_reduce(count)
+    return int(count.item())
+
+
+def random_shapes(rank: int, world: int, options: argparse.Namespace) -> dict[str, Any]:
+    rng, wrong, exchanges = random.Random(7), [], 0
+    busy = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    for seed in range(options.shapes):
+        case = cases.random_case(rng, seed, world, large=seed % 25 == 0)
+        wrong += cases.run_in(case, rank, busy) + cases.run_out(case, rank, busy)
+        exchanges += 2
+        if seed % 3 == 0:
+            wrong += cases.run_calls(case, rank)
+            exchanges += 3 if case.degree == 1 else 2
+        if case.degree == 1:
+            wrong += cases.run_projection(case, rank, busy)
+            exchanges += 1
+        fu.check()
+    return {"shapes": options.shapes, "exchanges": exchanges, "wrong": total(wrong)}
+
+
+def removed_waits(rank: int, world: int) -> dict[str, Any]:
+    """Without waits, and with a late peer, results must be wrong: else the test above would prove nothing."""
+    busy, seen = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16), 0
+    speed.together()
+    fu.remove_waits(True)
+    for seed in range(6):
+        split = fu.Split((512,) * world, (4,), (4,))
+        case = cases.Case(10_000 + seed, 1, 128, split, cases.TRANSFERS[seed % 3], False, False, False)
+        if seed % world == rank:
+            torch.cuda._sleep(40_000_000)
+        seen += bool(cases.run_in(case, rank, busy, tag="unwaited"))
+        speed.together()
+    fu.remove_waits(False)
+    caught = torch.tensor([seen], device="cuda")
+    dist.all_reduce(caught)
+    fu.check()
+    return {"attempts": 6, "caught": int(caught.item())}
+
+
+class Step:
+    """A one-call gather, a Ulysses exchange in two chunks and its way back, on inputs that stay where they are."""
+
+    def __init__(self, rank: int, world: int, transfer: str) -> None:
+        self.rank, self.world, self.transfer = rank, world, transfer
+        self.split = fu.Split(tuple(200 + 8 * r for r in range(world)), (4,) * world, (2,) * world, 2)
+        self.inputs = {n: t.clone() for n, t in self.sources(0).items()}
+
+    def case(self, seed: int) -> cases.Case:
+        return cases.Case(seed, 1, 128, self.split, self.transfer, False, True, False)
+
+    def sources(self, seed: int) -> dict[str, torch.Tensor]:
+        case, rows = self.case(seed), self.split.seq_lens[self.rank]
+        own = {n: cases.source(case, self.rank, n, rows, (4 if n == "q" else 2) * self.world) for n in "qkv"}
+        return own | {"o": cases.Expected(case, self.rank).held(self.rank)}
+
+    def expected(self, seed: int) -> dict[str, torch.Tensor]:
+        case, want = self.case(seed), cases.Expected(self.case(seed), self.rank)
+        gathered = [cases.source(case, r, "k", self.split.seq_lens[r], 2 * self.world) for r in range(self.world)]
+        return {"k": torch.cat(gathered, 1), "q": want.sent("q"), "v": want.sent("v"), "o": want.returned(False)}
+
+    def __call__(self) -> dict[str, torch.Tensor]:
+        q, k, v, o = (self.inputs[n] for n in "qkvo")
+        results = {
+            "k": fu.all_gather_kv_4d(k, v, self.split.seq_lens, tag="graph_kv", transfer=self.transfer)[0].clone()
+        }
+        windows = fu.exchange_start(q, k, v, self.split, tag="graph_in", transfer=self.transfer)
+        for chunk in range(2):
+            fu.exchange_wait(windows, chunk, tag="graph_in")
+        results |= {"q": windows[0].clone(), "v": windows[2].clone()}
+        for window in windows:
+            cases.mark(window, cases.POISON)
+        fu.exchange_done(windows, tag="graph_in")
+        window = fu.return_start(o, self.split, tag="graph_out", transfer=self.transfer)
+        for chunk in range(2):
+            fu.exchange_wait([window], chunk, tag="graph_out")
+        results["o"] = window.clone()
+        cases.mark(window, cases.POISON)
+        fu.exchange_done([window], tag="graph_out")
+        return results
+
+
+def graph_replays(rank: int, world: int, replays: int, transfer: str) -> dict[str, Any]:
+    """The step captured once and replayed with new inputs, one rank late each time, eager calls in between."""
+    work = Step(rank, world, transfer)
+    for _ in range(3):
+        work()
+    speed.together()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = work()
+    speed.together()
+    wrong = []
+    for replay in range(replays):
+        seed = 20_000 + replay
+        for name, tensor in work.sources(seed).items():
+            work.inputs[name].copy_(tensor)
+        if replay % world == rank:
+            torch.cuda._sleep(2_000_000)
+        graph.replay()
+        want = work.expected(seed)
+        wrong += [f"replay {replay}, {n} ({transfer})" for n, w in want.items() if cases.differs(results[n], w)]
+        if replay % 10 == 0:
+            work()
+    fu.check()
+    return {"replays": replays, "wrong": total(wrong)}
+
+
+def step(name: str, report: dict[str, Any], call: Callable[[], Any]) -> None:
+    began = time.monotonic()
+    report[name] = call()
+    torch.cuda.synchronize()
+    fu.check()
+    report["seconds"][name] = round(time.monotonic() - began, 1)
+    if dist.get_rank() == 0:
+        print(f"{name}: {report['seconds'][name]} s", flush=True)
+
+
+def verdict(report: dict[str, Any]) -> dict[str, bool]:
+    checks = {
+        "shapes": report["shapes"]["wrong"] == 0,
+        "removed waits are seen": report["removed_waits"]["caught"] > 0,
+        **{f"graph {t}": report[f"graph_{t}"]["wrong"] == 0 for t in cases.TRANSFERS},
+    }
+    if "rates" in report:
+        large = [row for row in report["rates"] if row["megabytes"] >= 64]
+        checks["97 % of a flat copy at 64 MB and more"] = all(r["in_place_ce"] >= 0.97 * r["flat_ce"] for r in large)
+        checks["1.4 × NCCL"] = all(r["in_place_ce"] >= 1.4 * r["nccl"] for r in large)
+        checks["round trip ≤ 8 µs"] = report["round_trips"]["kernel"] <= 8
+        checks["GEMM slowed ≤ 6 %"] = report["gemm"]["in_place_ce_percent"] <= 6
+    return checks
+
+
+def show(report: dict[str, Any], checks: dict[str, bool]) -> None:
+    rows = report.get("rates", [])
+    if rows:
+        names = [n for n in rows[0] if n != "megabytes"]
+        print("GB/s   " + " ".join(f"{n:>12}" for n in names))
+        for row in rows:
+            print(f"{row['megabytes']:4d} MB" + " ".join(f"{row[n]:12.1f}" for n in names))
+        for name in ("round_trips", "gemm", "calls"):
+            print(name + ": " + ", ".join(f"{k} {v:.2f}" for k, v in report[name].items()))
+    for name, good in checks.items():
+        print(f"{'ok  ' if good else 'FAIL'} {name}")
+
+
+def main() -> int:
+    options = arguments()
+    faulthandler.dump_traceback_later(options.limit, exit=True)
+    began = time.monotonic()
+    rank, world = start(options)
+    report: dict[str, Any] = {"world": world, "device": fu.device_info(torch.cuda.current_device()), "seconds": {}}
+    report["seconds"]["start"] = round(time.monotonic() - began, 1)
+    step("shapes", report, lambda: random_shapes(rank, world, options))
+    step("removed_waits", report, lambda: removed_waits(rank, world))
+    for transfer in cases.TRANSFERS:
+        step(f"graph_{transfer}", report, lambda t=transfer: graph_replays(rank, world, options.replays, t))
+    if not options.skip_speed:
+        step("rates", report, lambda: speed.rates(rank, world))
+        step("round_trips", report, lambda: speed.round_trips(rank, world))
+        step("gemm", report, lambda: speed.gemm_cost(world))
+        step("calls", report, lambda: speed.call_times(world))
+    checks = verdict(report)
+    report["checks"] = checks
+    speed.together()
+    fu.finalize()
+    dist.destroy_process_group()
+    if rank == 0:
+        if options.output:
+            options.output.write_text(json.dumps(report, indent=1))
+        show(report, checks)
+    return 0 if all(checks.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
