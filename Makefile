@@ -1,5 +1,6 @@
 # Everything CI does is a target here; `make check` is what CI runs.
-UV := $(shell tools/uv.sh)
+# quoted, since the folder may have a space in its path
+UV := "$(shell tools/uv.sh)"
 
 .PHONY: check sync lint types test extension fast-cp pins results
 
