@@ -28,12 +28,12 @@ def one_process(case: Case, inputs: Whole, *, exact: bool = False) -> tuple[torc
 
 
 def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest difference; NaN counts as infinite."""
+    """The largest difference, as a share of the largest value or of 1; NaN counts as infinite."""
     if got.shape != wanted.shape:
         raise AssertionError(f"shape {tuple(got.shape)}, but {tuple(wanted.shape)} is right")
     if not got.numel():
         return 0.0
-    worst = (got.double() - wanted.double()).abs().max().item()
+    worst = (got.double() - wanted.double()).abs().max().item() / max(1.0, wanted.abs().max().item())
     return float("inf") if worst != worst else worst
 
 

@@ -226,5 +226,6 @@ def test_a_recorded_command_names_no_folder_of_the_machine() -> None:
         "--output=/tmp/g.json",
         "outputs/h.json",
         "/a/b/",
+        "/a folder/c/d e",
     ]
-    assert environment.shorten(typed) == "python3 -m m --output f.json --output=g.json outputs/h.json b"
+    assert environment.shorten(typed) == "python3 -m m --output f.json --output=g.json outputs/h.json b 'd e'"

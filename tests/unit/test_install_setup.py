@@ -24,7 +24,7 @@ case $* in
         while [ "$1" != --json ]; do shift; done
         echo '{{"wheel": "/wheels/fast.whl"}}' > "$2"; exit $(cat "{home}/build-code" 2> /dev/null || echo 0) ;;
     *doctor*) echo "doctor $*" >> "{home}/log"; exit $(cat "{home}/doctor-code") ;;
-    *) exec {python} "$@" ;;
+    *) exec "{python}" "$@" ;;
 esac
 """
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -42,7 +43,8 @@ def describe_run() -> Run:
 
 def shorten(words: Sequence[str]) -> str:
     """A command line with every absolute path cut to its last part."""
-    return " ".join(re.sub(r"(^|=)/\S*?([^/\s]+)/?$", r"\1\2", word) for word in words)
+    short = [re.sub(r"(^|=)/.*?([^/]+)/?$", r"\1\2", word) for word in words]
+    return shlex.join(short)
 
 
 def _typed() -> list[str]:
@@ -57,7 +59,7 @@ def _typed() -> list[str]:
 def _commit() -> tuple[str | None, bool | None]:
     """(commit, whether the tree differs from it), (None, None) where it is not known.
 
-    A copy without its repository, on a lent machine, is told its commit by CHITU_COMMIT: "abc" or "abc-dirty".
+    A copy without its repository, on another machine, is told its commit by CHITU_COMMIT: "abc" or "abc-dirty".
     """
     told = os.environ.get("CHITU_COMMIT")
     if told:

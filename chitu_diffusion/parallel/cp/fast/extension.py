@@ -1,47 +1,166 @@
-"""The only module that imports the CUDA extension ``fast_ulysses``."""
+"""The only module that imports the CUDA extension ``fast_ulysses``; it imports no torch until it is asked to."""
 
 import importlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from chitu_diffusion.parallel.cp.errors import UnavailableError
 
+if TYPE_CHECKING:
+    import torch
+
 NEXT_STEP = "run tools/install/setup_fast_cp.sh"
+LIBRARY_VARIABLE = "FAST_CP_LIBRARY"  # names another native library than the installed one
+OPERATORS = (
+    "fast_cp_device_info",
+    "all_gather_kv_4d",
+    "fast_cp_all_to_all_qkv_4d",
+    "fast_cp_all_to_all_out_4d",
+    "kv_projection_prepare",
+    "kv_projection_send_ce_group",
+    "projection_sync_prepare",
+    "projection_sync",
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why the extension cannot be used: a clause that says what was found, what is needed, and what to do."""
+
+    found: str
+    needed: str
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{self.found} (needed: {self.needed}); {self.next_step}"
 
 
 @cache
-def _import() -> ModuleType | str:
-    """The extension's Python package, or why it cannot be had."""
+def look() -> ModuleType | Exception | None:
+    """The extension's Python package, what its import raised, or None where it is not installed."""
     for name in ("fast_ulysses.fast_cp", "fast_ulysses"):  # laid over upstream's package, or on its own
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name not in (name, name.split(".", maxsplit=1)[0]):
-                return f"the extension does not import ({error}); {NEXT_STEP}"
+                return error
         except Exception as error:  # a broken library may raise anything
-            return f"the extension does not import ({error}); {NEXT_STEP}"
-    return f"the extension fast_ulysses is not installed; {NEXT_STEP}"
+            return error
+    return None
 
 
 def load() -> ModuleType:
     """The extension's Python package. Raises UnavailableError with the reason and the next step."""
     found = _import()
-    if isinstance(found, str):
-        raise UnavailableError(found)
+    if isinstance(found, Problem):
+        raise UnavailableError(str(found))
     return found
 
 
-def why_not(device: torch.device) -> str | None:
+def why_not(device: "torch.device") -> str | None:
     """Why the extension cannot serve ``device``, or None."""
-    if device.type != "cuda":
-        return f"the extension moves tensors of GPUs and the session runs on {device}"
     found = _import()
-    if isinstance(found, str):
-        return found
+    if isinstance(found, Problem):
+        return str(found)
     info: dict[str, Any] = found.device_info(device.index or 0)
-    if info.get("problem"):
-        return str(info["problem"])
-    return None
+    for problem in (driver_problem(info), nvshmem_problem(info), image_problem(info, info.get("sm"))):
+        if problem is not None:
+            return str(problem)
+    if device.type != "cuda":
+        return f"the extension moves tensors of GPUs and the session runs on {device}; use backend nccl, or a GPU"
+    return str(info["problem"]) if info.get("problem") else None
+
+
+def _import() -> ModuleType | Problem:
+    found, needed = look(), "fast_ulysses with Fast CP's operators"
+    if found is None:
+        return Problem("the extension fast_ulysses is not installed", needed, NEXT_STEP)
+    if isinstance(found, Exception):
+        return Problem(f"the extension does not import ({first_line(found)})", needed, repair(os.environ))
+    if missing := missing_operators():
+        what = f"the fast_ulysses in {found.__file__} is another build, without {', '.join(missing)}"
+        return Problem(what, needed, repair(os.environ))
+    return found
+
+
+def missing_operators() -> tuple[str, ...]:
+    """Those of ``OPERATORS`` that this process has not registered."""
+    import torch
+
+    return tuple(name for name in OPERATORS if not hasattr(torch.ops.fast_ulysses, name))
+
+
+def driver_problem(info: Mapping[str, Any]) -> Problem | None:
+    """A wheel for a newer CUDA than the driver's, which carries its own runtime; a missing driver is none."""
+    driver, runtime = _numbers(info["cuda_driver"]), _numbers(info["cuda_runtime"])
+    if driver[0] in (0, *range(runtime[0], driver[0] + 1)):  # within one major version the driver may be older
+        return None
+    return Problem(
+        f"the extension was built with CUDA {info['cuda_runtime']} and the driver runs CUDA up to "
+        f"{info['cuda_driver']}",
+        f"a driver for CUDA {runtime[0]}.x",
+        "update the driver, or build the extension with an older toolkit: "
+        f"{NEXT_STEP.removeprefix('run ')} --cuda-home DIR",
+    )
+
+
+def nvshmem_problem(info: Mapping[str, Any]) -> Problem | None:
+    """A host library that is missing, or too far from the headers that the extension was built against."""
+    built, loaded, said = info["nvshmem"]["built"], info["nvshmem"]["loaded"], info["nvshmem"].get("problem")
+    major = built.split(".")[0]
+    if loaded is None:  # what the library says ends with its advice
+        found, _, advice = (said or "the NVSHMEM host library does not load").rpartition("; ")
+        return Problem(found or advice, f"NVSHMEM {major}.x, {built} or newer", advice if found else NEXT_STEP)
+    if fits(_numbers(built), _numbers(loaded)):
+        return None
+    where = info["nvshmem"].get("path")
+    return Problem(
+        f"the extension was built against NVSHMEM {built} and this process loads {loaded}"
+        + (f" from {where}" if where else ""),
+        f"NVSHMEM {major}.x, {built} or newer",
+        f"unset NVSHMEM_HOME and build it again: {NEXT_STEP}",
+    )
+
+
+def fits(built: tuple[int, ...], loaded: tuple[int, ...]) -> bool:
+    """Whether a host library ``loaded`` serves what was ``built`` against these headers: not older, and one major."""
+    return built[0] == loaded[0] and built[:2] <= loaded[:2]
+
+
+def image_problem(info: Mapping[str, Any], sm: int | None) -> Problem | None:
+    """No native image for a GPU of architecture ``sm`` (90 for 9.0); None where there is no GPU."""
+    images = info["images"]
+    if sm is None or any(_serves(image, sm) for image in images):
+        return None
+    return Problem(
+        f"the extension has images for {', '.join(images) or 'no GPU'} and the GPU is SM{sm}",
+        f"an image for SM{sm}",
+        f"build it for this GPU: {NEXT_STEP.removeprefix('run ')} --architectures {sm}",
+    )
+
+
+def _serves(image: str, sm: int) -> bool:
+    """``sm_90a`` serves 9.0 alone; ``sm_120`` all of 12.x that are not older."""
+    number, suffix = re.fullmatch(r"sm_(\d+)([a-z]?)", image).groups()  # type: ignore[union-attr]  # written by CMake
+    return int(number) == sm or (suffix != "a" and int(number) // 10 == sm // 10 and int(number) <= sm)
+
+
+def repair(environ: Mapping[str, str]) -> str:
+    """What to do about a library that does not serve."""
+    named = environ.get(LIBRARY_VARIABLE)
+    return f"unset {LIBRARY_VARIABLE} (it names {named}), or {NEXT_STEP}" if named else f"build it again: {NEXT_STEP}"
+
+
+def first_line(error: Exception) -> str:
+    """Type and first line of an error, short enough for a line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
