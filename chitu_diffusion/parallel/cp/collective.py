@@ -19,12 +19,14 @@ TAGS: dict[TensorName, int] = {"q": 0, "k": 1, "v": 2, "out": 3, "text_out": 4}
 
 
 class CollectiveTransport:
-    """Carries the blocks of a layout over ``group``; ``name`` is the group's backend."""
+    """Carries the blocks of a layout over ``group``; ``name`` is the group's backend. Creating one is collective."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.name = str(dist.get_backend(group))
         self.rank = dist.get_rank(group)
+        # NCCL connects in its first operation, in which every rank must take part; a rank without tokens sends nothing
+        dist.barrier(group)
 
     def send(self, layout: Layout, inputs: Inputs) -> Arrived:
         """Give every rank what it attends with; a tensor that stays whole where it is, is passed on uncopied."""
