@@ -29,14 +29,18 @@ def doctor(
         typer.Option(metavar="nccl|fast", help="End with 0 only if this is ready; repeat it, or separate by commas."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (schema chitu.doctor/1).")] = False,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Use the extension in two processes on the GPUs, for 60 s at most.")
+    ] = False,
 ) -> None:
     """Say what this machine has and lacks for Fast CP, with the next step for each gap.
 
-    Exit code: 0 ready, 1 something is wrong, 2 wrong usage, 3 something required is missing.
+    Exit code: 0 ready, 1 something is wrong, 2 wrong usage, 3 something required is missing, or the self-test has no
+    GPU.
     """
     from chitu_diffusion.commands.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(require or (), as_json=as_json))
+    raise typer.Exit(run_doctor(require or (), as_json=as_json, self_test=self_test))
 
 
 def main() -> None:

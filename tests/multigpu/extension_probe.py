@@ -4,63 +4,44 @@
         tests/multigpu/extension_probe.py --output probe.json
 
 Prints a short table last; exit code 0 where everything is right, 1 where something is not. Nothing waits longer than
-``--limit`` seconds.
+``--limit`` seconds. With ``--one-gpu`` all ranks share one GPU, and speed is not measured.
 """
 
 import argparse
-import faulthandler
-import importlib.util
-import json
-import os
 import random
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-if importlib.util.find_spec("fast_ulysses") is None:
-    sys.path.insert(0, str(Path(__file__).parents[2] / "csrc" / "python"))
-
+import common
 import extension_cases as cases
 import extension_speed as speed
 import fast_ulysses as fu
+import torch
+import torch.distributed as dist
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=None, help="where the JSON goes")
+    parser = common.parser(__doc__, limit=230)
     parser.add_argument("--shapes", type=int, default=500)
     parser.add_argument("--replays", type=int, default=100)
     parser.add_argument("--pool-mb", type=int, default=None, help="default: 4096 and 2048 per rank")
     parser.add_argument("--timeout-ms", type=int, default=10_000)
-    parser.add_argument("--limit", type=int, default=230, help="seconds after which every rank gives up")
     parser.add_argument("--skip-speed", action="store_true")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.skip_speed |= options.one_gpu  # speed.rates needs NCCL, and ranks on one GPU take turns
+    return options
 
 
 def start(options: argparse.Namespace) -> tuple[int, int]:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    pool_bytes = (options.pool_mb or 4096 + 2048 * world) * speed.MB
-    ids = [fu.unique_id(pool_bytes) if rank == 0 else ""]
+    place = common.start(options)
+    pool_bytes = (options.pool_mb or 4096 + 2048 * place.world) * common.MB
+    ids = [fu.unique_id(pool_bytes) if place.rank == 0 else ""]
     dist.broadcast_object_list(ids, src=0)
-    fu.init(ids[0], rank, world, device.index, pool_bytes, options.timeout_ms)
-    return rank, world
-
-
-def total(wrong: list[str]) -> int:
-    """How many faults all ranks found together; they are printed where they were found."""
-    for line in wrong[:3]:
-        print(f"[rank {dist.get_rank()}] wrong: {line}", flush=True)
-    count = torch.tensor([len(wrong)], device="cuda")
-    dist.all_reduce(count)
-    return int(count.item())
+    fu.init(ids[0], place.rank, place.world, place.device.index, pool_bytes, options.timeout_ms)
+    return place.rank, place.world
 
 
 def random_shapes(rank: int, world: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -77,13 +58,13 @@ def random_shapes(rank: int, world: int, options: argparse.Namespace) -> dict[st
             wrong += cases.run_projection(case, rank, busy)
             exchanges += 1
         fu.check()
-    return {"shapes": options.shapes, "exchanges": exchanges, "wrong": total(wrong)}
+    return {"shapes": options.shapes, "exchanges": exchanges, "wrong": common.total(wrong)}
 
 
 def removed_waits(rank: int, world: int) -> dict[str, Any]:
     """Without waits, and with a late peer, results must be wrong: else the test above would prove nothing."""
     busy, seen = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16), 0
-    speed.together()
+    common.together()
     fu.remove_waits(True)
     for seed in range(6):
         split = fu.Split((512,) * world, (4,), (4,))
@@ -91,12 +72,11 @@ def removed_waits(rank: int, world: int) -> dict[str, Any]:
         if seed % world == rank:
             torch.cuda._sleep(40_000_000)
         seen += bool(cases.run_in(case, rank, busy, tag="unwaited"))
-        speed.together()
+        common.together()
     fu.remove_waits(False)
-    caught = torch.tensor([seen], device="cuda")
-    dist.all_reduce(caught)
+    caught = common.summed(seen)
     fu.check()
-    return {"attempts": 6, "caught": int(caught.item())}
+    return {"attempts": 6, "caught": caught}
 
 
 class Step:
@@ -146,11 +126,11 @@ def graph_replays(rank: int, world: int, replays: int, transfer: str) -> dict[st
     work = Step(rank, world, transfer)
     for _ in range(3):
         work()
-    speed.together()
+    common.together()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = work()
-    speed.together()
+    common.together()
     wrong = []
     for replay in range(replays):
         seed = 20_000 + replay
@@ -164,17 +144,7 @@ def graph_replays(rank: int, world: int, replays: int, transfer: str) -> dict[st
         if replay % 10 == 0:
             work()
     fu.check()
-    return {"replays": replays, "wrong": total(wrong)}
-
-
-def step(name: str, report: dict[str, Any], call: Callable[[], Any]) -> None:
-    began = time.monotonic()
-    report[name] = call()
-    torch.cuda.synchronize()
-    fu.check()
-    report["seconds"][name] = round(time.monotonic() - began, 1)
-    if dist.get_rank() == 0:
-        print(f"{name}: {report['seconds'][name]} s", flush=True)
+    return {"replays": replays, "wrong": common.total(wrong)}
 
 
 def verdict(report: dict[str, Any]) -> dict[str, bool]:
@@ -192,7 +162,7 @@ def verdict(report: dict[str, Any]) -> dict[str, bool]:
     return checks
 
 
-def show(report: dict[str, Any], checks: dict[str, bool]) -> None:
+def show(report: dict[str, Any]) -> None:
     rows = report.get("rates", [])
     if rows:
         names = [n for n in rows[0] if n != "megabytes"]
@@ -201,36 +171,34 @@ def show(report: dict[str, Any], checks: dict[str, bool]) -> None:
             print(f"{row['megabytes']:4d} MB" + " ".join(f"{row[n]:12.1f}" for n in names))
         for name in ("round_trips", "gemm", "calls"):
             print(name + ": " + ", ".join(f"{k} {v:.2f}" for k, v in report[name].items()))
-    for name, good in checks.items():
-        print(f"{'ok  ' if good else 'FAIL'} {name}")
 
 
 def main() -> int:
     options = arguments()
-    faulthandler.dump_traceback_later(options.limit, exit=True)
     began = time.monotonic()
     rank, world = start(options)
     report: dict[str, Any] = {"world": world, "device": fu.device_info(torch.cuda.current_device()), "seconds": {}}
+    report["one_gpu"] = options.one_gpu
     report["seconds"]["start"] = round(time.monotonic() - began, 1)
-    step("shapes", report, lambda: random_shapes(rank, world, options))
-    step("removed_waits", report, lambda: removed_waits(rank, world))
-    for transfer in cases.TRANSFERS:
-        step(f"graph_{transfer}", report, lambda t=transfer: graph_replays(rank, world, options.replays, t))
+    steps: dict[str, Callable[[], Any]] = {
+        "shapes": lambda: random_shapes(rank, world, options),
+        "removed_waits": lambda: removed_waits(rank, world),
+        **{f"graph_{t}": partial(graph_replays, rank, world, options.replays, t) for t in cases.TRANSFERS},
+    }
     if not options.skip_speed:
-        step("rates", report, lambda: speed.rates(rank, world))
-        step("round_trips", report, lambda: speed.round_trips(rank, world))
-        step("gemm", report, lambda: speed.gemm_cost(world))
-        step("calls", report, lambda: speed.call_times(world))
-    checks = verdict(report)
-    report["checks"] = checks
-    speed.together()
-    fu.finalize()
-    dist.destroy_process_group()
+        steps |= {
+            "rates": lambda: speed.rates(rank, world),
+            "round_trips": lambda: speed.round_trips(rank, world),
+            "gemm": lambda: speed.gemm_cost(world),
+            "calls": lambda: speed.call_times(world),
+        }
+    for name, call in steps.items():
+        common.step(name, report, call, options.output)
+        fu.check()
     if rank == 0:
-        if options.output:
-            options.output.write_text(json.dumps(report, indent=1))
-        show(report, checks)
-    return 0 if all(checks.values()) else 1
+        show(report)
+    fu.finalize()
+    return common.finish(report, verdict(report), options.output)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,13 @@ from chitu_diffusion.parallel.cp.errors import ConfigError
 from chitu_diffusion.parallel.cp.fast.device import GpuFacts, LinkFacts, MachineFacts
 
 LOADED = "/env/nvidia/nvshmem/lib/libnvshmem_host.so.3"
+INFO: dict[str, Any] = {
+    "cuda_driver": "13.0",
+    "cuda_runtime": "13.0",
+    "images": ["sm_90a", "sm_120"],
+    "nvshmem": {"built": "3.4.5", "loaded": "3.4.5", "path": LOADED},
+}
+EXTENSION = ExtensionFacts("/env/fast_ulysses/__init__.py", "0.1.0", (), "/env/fast_ulysses/libfast_cp.so", INFO)
 NO_TORCH: Seen[Any] = Seen(absent="it needs torch, which does not import")
 
 
@@ -48,7 +55,7 @@ def facts(**changes: Any) -> DoctorFacts:
         torch=torch(),
         nvshmem=Seen(value=NvshmemFacts(LOADED, (3, 4, 5))),
         kernels=Seen(value=KernelFacts({"cudnn": None, "sdpa": None}, "cuda")),
-        extension=Seen(value=ExtensionFacts("/env/fast_ulysses/__init__.py", "0.1.0", ())),
+        extension=Seen(value=EXTENSION),
         tools=tools,
     )
     return replace(right, **changes)

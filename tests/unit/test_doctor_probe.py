@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chitu_diffusion.commands.doctor import tools as doctor_tools
 from chitu_diffusion.commands.doctor.probe import ask_child
 from chitu_diffusion.commands.doctor.process import run
 from chitu_diffusion.commands.doctor.tools import find_nvshmem_home, find_tools, parse_version
@@ -146,6 +147,8 @@ def test_nvcc_comes_from_cuda_home_then_wheels_then_path(tmp_path: Path, monkeyp
     del environ["CUDA_HOME"]
     assert found() == ("package index", (13, 1, 88))
     wheel.unlink()
+    # the environment that runs this may have the compiler's wheels, too
+    monkeypatch.setattr(doctor_tools, "_wheel_roots", lambda: [tmp_path / "site/nvidia"])
     assert found() == ("PATH", (12, 4, 88))
 
 

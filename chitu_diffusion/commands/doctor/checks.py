@@ -5,14 +5,16 @@ from typing import Literal
 
 from chitu_diffusion.commands.doctor.facts import Version
 from chitu_diffusion.parallel.cp.errors import ExitCode
+from chitu_diffusion.parallel.cp.fast import extension
 
 State = Literal["ok", "missing", "wrong"]
-SETUP = "run tools/install/setup_fast_cp.sh"
+SETUP = extension.NEXT_STEP
 
 # What --require accepts; a check names those that it belongs to.
 REQUIREMENTS = ("nccl", "fast")
 BOTH = REQUIREMENTS
 FAST = ("fast",)
+SELF_TEST = ("self-test",)  # not typed: whoever asks for the self-test requires it
 
 
 @dataclass(frozen=True)

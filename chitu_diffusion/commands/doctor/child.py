@@ -6,7 +6,6 @@ library that aborts. Whoever reads the lines sees by the first missing one which
 """
 
 import faulthandler
-import importlib
 import importlib.metadata
 import json
 import os
@@ -17,22 +16,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from chitu_diffusion.commands.doctor.facts import ExtensionFacts, KernelFacts, NvshmemFacts, Seen, TorchFacts, Version
+from chitu_diffusion.commands.doctor.process import own_stdout
+from chitu_diffusion.parallel.cp.fast import extension
 from chitu_diffusion.parallel.cp.fast.device import MachineFacts, probe_machine
-
-OPERATORS = (
-    "fast_cp_device_info",
-    "all_gather_kv_4d",
-    "kv_projection_prepare",
-    "kv_projection_send_ce_group",
-    "projection_sync_prepare",
-    "projection_sync",
-)
+from chitu_diffusion.parallel.cp.fast.extension import first_line
 
 
 def main(arguments: list[str]) -> None:
     """Run the stages; what libraries print while they load goes to stderr, never between the lines."""
-    with os.fdopen(os.dup(1), "w", buffering=1) as out:
-        os.dup2(2, 1)
+    with own_stdout() as out:
         for argument in arguments:
             name, limit_s = argument.split("=")
             faulthandler.dump_traceback_later(float(limit_s), exit=True)
@@ -53,9 +45,9 @@ def look(name: str) -> Seen[Any]:
     except ModuleNotFoundError as error:
         if error.name == wanted:
             return Seen(absent=f"there is no Python module {wanted}")
-        return Seen(broken=_first_line(error))
+        return Seen(broken=first_line(error))
     except Exception as error:  # imports raise anything
-        return Seen(broken=_first_line(error))
+        return Seen(broken=first_line(error))
     return value if isinstance(value, Seen) else Seen(value=value)
 
 
@@ -87,7 +79,7 @@ def _why_no_cuda(initialise: Callable[[], None]) -> str | None:
     try:
         initialise()
     except Exception as error:
-        return _first_line(error)
+        return first_line(error)
     return None
 
 
@@ -130,19 +122,31 @@ def _kernels() -> KernelFacts:
     return KernelFacts(why_not=dict(explain(needs)), device=needs.device_type)
 
 
-def _extension() -> ExtensionFacts:
-    import torch
+def _extension() -> ExtensionFacts | Seen[ExtensionFacts]:
+    found = extension.look()
+    if found is None:
+        return Seen(absent="there is no Python module fast_ulysses")
+    if isinstance(found, Exception):
+        return Seen(broken=first_line(found))
+    missing = extension.missing_operators()
+    installed = _installed(Path(str(found.__file__)))
+    return ExtensionFacts(
+        path=str(found.__file__),
+        version=installed.version if installed else getattr(found, "__version__", None),
+        missing_operators=missing,
+        library="" if missing else str(found.library_path()),
+        info={} if missing else found.device_info(0),
+        build=json.loads(installed.read_text("fast_cp_build.json") or "{}") if installed else {},
+    )
 
-    module = importlib.import_module("fast_ulysses")
-    missing = tuple(name for name in OPERATORS if not hasattr(torch.ops.fast_ulysses, name))
-    return ExtensionFacts(str(module.__file__), _installed_version(module), missing)
 
-
-def _installed_version(module: Any) -> str | None:
+def _installed(module: Path) -> importlib.metadata.Distribution | None:
+    """The wheel that ``module`` came from; None where it lies on the path by itself."""
     try:
-        return importlib.metadata.version("fast_ulysses")
+        wheel = importlib.metadata.distribution("fast_ulysses")
     except importlib.metadata.PackageNotFoundError:
-        return getattr(module, "__version__", None)
+        return None
+    return wheel if module.is_relative_to(str(wheel.locate_file("fast_ulysses"))) else None
 
 
 # Stage: (the module whose absence is an answer and not a fault, what to do). Later ones need the earlier ones.
@@ -158,11 +162,6 @@ STAGES: dict[str, tuple[str, Callable[[], Any]]] = {
 def _say(out: TextIO, name: str, seen: Seen[Any]) -> None:
     value = None if seen.value is None else asdict(seen.value)
     print(json.dumps({"stage": name, "value": value, "absent": seen.absent, "broken": seen.broken}), file=out)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def _version(text: str | None) -> Version | None:

@@ -1,6 +1,7 @@
 """What the doctor saw, as plain values: no decision here, and nothing imported."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from chitu_diffusion.parallel.cp.fast.device import MachineFacts
 
@@ -53,11 +54,37 @@ class KernelFacts:
 
 @dataclass(frozen=True)
 class ExtensionFacts:
-    """``fast_ulysses`` as imported, and those of Fast CP's operators that it does not register."""
+    """``fast_ulysses`` as imported, and those of Fast CP's operators that it does not register.
+
+    Where none is missing, ``library`` is the native library and ``info`` what it says of itself and of GPU 0
+    (``fast_cp_device_info``). ``build`` is what the wheel says about its build; empty where it says nothing.
+    """
 
     path: str
     version: str | None
     missing_operators: tuple[str, ...]
+    library: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+    build: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WheelFacts:
+    """A wheel of the extension that was built for this project, and the command that installs it here."""
+
+    path: str
+    install: str
+
+
+@dataclass(frozen=True)
+class SelfTestFacts:
+    """Two processes that used the extension on ``gpus`` (torch's numbers; twice the same where there is one).
+
+    ``problems`` has the steps that were reached, in order, each with what went wrong or None.
+    """
+
+    gpus: tuple[int, ...]
+    problems: dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -91,3 +118,6 @@ class DoctorFacts:
     tools: dict[str, Seen[ToolFacts]] = field(default_factory=dict)
     nvshmem_home: HomeFacts | None = None
     visible_devices: str | None = None
+    wheel: WheelFacts | None = None
+    named_library: str | None = None  # FAST_CP_LIBRARY
+    self_test: Seen[SelfTestFacts] | None = None  # None: it was not asked for

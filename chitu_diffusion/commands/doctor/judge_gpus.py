@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from chitu_diffusion.commands.doctor.checks import BOTH, FAST, Check, dotted
 from chitu_diffusion.commands.doctor.facts import DoctorFacts, TorchFacts
+from chitu_diffusion.parallel.cp.fast import extension
 from chitu_diffusion.parallel.cp.fast.device import (
     GpuFacts,
     LinkFacts,
@@ -12,7 +13,6 @@ from chitu_diffusion.parallel.cp.fast.device import (
     driver_problem,
 )
 
-BUILT_SMS = (90, 120)  # the architectures that the extension has native images for
 USE_NCCL = "use --cp-backend nccl, which works without it"
 
 
@@ -83,14 +83,14 @@ def _gpus(facts: DoctorFacts, machine: MachineFacts) -> Check:
 def _gpu(gpu: GpuFacts, visible: bool) -> Check:
     name, needed = (
         f"gpu {gpu.index}",
-        f"a whole GPU of {' or '.join(f'SM{sm}' for sm in BUILT_SMS)} for the fast backend",
+        f"a whole GPU of {' or '.join(f'SM{sm}' for sm in extension.ARCHITECTURES)} for the fast backend",
     )
     found = f"{gpu.name}, SM{gpu.sm}, {gpu.memory_bytes / 2**30:.1f} GiB" + ("" if visible else ", hidden from torch")
     required_by = FAST if visible else ()
     if gpu.mig:
         found += ", cut into MIG instances, which have no peer access"
         return Check(name, "missing", found, needed, USE_NCCL, required_by)
-    if gpu.sm not in BUILT_SMS:
+    if gpu.sm not in extension.ARCHITECTURES:
         return Check(name, "missing", found, needed, USE_NCCL, required_by)
     return Check(name, "ok", found, required_by=required_by)
 

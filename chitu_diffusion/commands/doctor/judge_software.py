@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from chitu_diffusion.commands.doctor.checks import BOTH, FAST, SETUP, Check, dotted
+from chitu_diffusion.commands.doctor.checks import BOTH, FAST, Check, dotted
 from chitu_diffusion.commands.doctor.facts import DoctorFacts, HomeFacts, NvshmemFacts, Seen, ToolFacts, Version
+from chitu_diffusion.parallel.cp.fast.extension import fits
 
 # Oldest version that builds the extension, and why.
 OLDEST_TOOL: dict[str, tuple[Version, str]] = {
@@ -43,11 +44,10 @@ def judge_torch(facts: DoctorFacts) -> Check:
 
 
 def judge_libraries(facts: DoctorFacts) -> Iterator[Check]:
-    """NCCL and NVSHMEM of torch, the kernels, the extension."""
+    """NCCL and NVSHMEM of torch, and the kernels."""
     yield _nccl(facts)
     yield _nvshmem(facts.nvshmem, facts.nvshmem_home)
     yield _kernels(facts)
-    yield _extension(facts)
 
 
 def judge_tools(facts: DoctorFacts) -> Iterator[Check]:
@@ -84,15 +84,11 @@ def _nvshmem_beside_home(found: str, loaded: NvshmemFacts, home: HomeFacts) -> C
         step = "unset NVSHMEM_HOME, or point it to a folder with include and lib"
         return Check("nvshmem", "wrong", found, "an NVSHMEM_HOME that exists", step, FAST)
     found += f"; NVSHMEM_HOME names another ({dotted(home.version)}, {home.path}), which is not loaded"
-    if home.version and loaded.version and not _runs(built=home.version, loaded=loaded.version):
+    if home.version and loaded.version and not fits(home.version, loaded.version):
         needed = f"headers of NVSHMEM {loaded.version[0]}.{loaded.version[1]} or an older {loaded.version[0]}.x"
         step = "unset NVSHMEM_HOME, so that the build takes the headers beside the library that is loaded"
         return Check("nvshmem", "wrong", found, needed, step, FAST)
     return Check("nvshmem", "ok", found, required_by=FAST)
-
-
-def _runs(*, built: Version, loaded: Version) -> bool:
-    return built[0] == loaded[0] and built[:2] <= loaded[:2]
 
 
 def _kernels(facts: DoctorFacts) -> Check:
@@ -112,21 +108,6 @@ def _kernels(facts: DoctorFacts) -> Check:
     if not serving:
         return Check(name, "wrong", found, needed, "install the locked torch and triton: uv sync", BOTH)
     return Check(name, "ok", found, required_by=BOTH)
-
-
-def _extension(facts: DoctorFacts) -> Check:
-    name, needed, seen = "extension", "fast_ulysses with Fast CP's operators", facts.extension
-    if seen.broken:
-        found = f"installed, but it does not import: {seen.broken}"
-        return Check(name, "wrong", found, needed, f"build it again: {SETUP}", FAST)
-    if seen.value is None:
-        return Check(name, "missing", f"not built ({seen.absent or 'not found'})", needed, SETUP, FAST)
-    found = f"{seen.value.version or 'unknown version'}, {seen.value.path}"
-    if seen.value.missing_operators:
-        found += f", without the operators {', '.join(seen.value.missing_operators)}"
-        step = f"it is another build of the same name; replace it: {SETUP}"
-        return Check(name, "wrong", found, needed, step, FAST)
-    return Check(name, "ok", found, required_by=FAST)
 
 
 def _tool(name: str, seen: Seen[ToolFacts]) -> Check:

@@ -13,19 +13,22 @@ from chitu_diffusion.commands.doctor.facts import (
     KernelFacts,
     NvshmemFacts,
     Seen,
+    SelfTestFacts,
     TorchFacts,
 )
 from chitu_diffusion.commands.doctor.process import Ended, run
-from chitu_diffusion.commands.doctor.tools import find_nvshmem_home, find_tools
+from chitu_diffusion.commands.doctor.self_test import run_ranks
+from chitu_diffusion.commands.doctor.tools import find_nvshmem_home, find_tools, find_wheel
 from chitu_diffusion.parallel.cp.fast.device import MachineFacts
+from chitu_diffusion.parallel.cp.fast.extension import LIBRARY_VARIABLE
 
 # Seconds that each stage of the child may take. torch from a cold network disk is slow, and that is not a fault.
 LIMITS_S: Mapping[str, float] = {"machine": 20, "torch": 60, "nvshmem": 10, "kernels": 30, "extension": 20}
 NEED_TORCH = ("nvshmem", "kernels", "extension")
 
 
-def probe(environ: Mapping[str, str] | None = None) -> DoctorFacts:
-    """Everything that is judged, as it is now on this machine."""
+def probe(environ: Mapping[str, str] | None = None, *, self_test: bool = False) -> DoctorFacts:
+    """Everything that is judged, as it is now on this machine; the self-test only where it is asked for."""
     environ = os.environ if environ is None else environ
     seen = ask_child(environ)
     return DoctorFacts(
@@ -38,7 +41,19 @@ def probe(environ: Mapping[str, str] | None = None) -> DoctorFacts:
         tools=find_tools(environ),
         nvshmem_home=find_nvshmem_home(environ),
         visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        wheel=find_wheel(environ),
+        named_library=environ.get(LIBRARY_VARIABLE),
+        self_test=_self_test(environ, seen) if self_test else None,
     )
+
+
+def _self_test(environ: Mapping[str, str], seen: Mapping[str, Seen[Any]]) -> Seen[SelfTestFacts]:
+    torch = seen["torch"].value
+    if torch is None or torch.gpu_count == 0:
+        return Seen(absent="torch can use no GPU here")
+    if seen["extension"].value is None:
+        return Seen(absent="the extension is not there to be tested")
+    return run_ranks(child_environment(environ), (0, min(1, torch.gpu_count - 1)))
 
 
 def ask_child(environ: Mapping[str, str], limits_s: Mapping[str, float] = LIMITS_S) -> dict[str, Seen[Any]]:
@@ -56,11 +71,14 @@ def ask_child(environ: Mapping[str, str], limits_s: Mapping[str, float] = LIMITS
 
 
 def _run_child(environ: Mapping[str, str], limits_s: Mapping[str, float]) -> Ended:
-    """The child sees the modules that this process sees: its path is ours, entry by entry ("" is this folder)."""
-    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
     command = [sys.executable, "-P", "-m", "chitu_diffusion.commands.doctor.child"]
     stages = [f"{name}={limit}" for name, limit in limits_s.items()]
-    return run([*command, *stages], limit_s=sum(limits_s.values()) + 10, env={**environ, "PYTHONPATH": path})
+    return run([*command, *stages], limit_s=sum(limits_s.values()) + 10, env=child_environment(environ))
+
+
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """A child sees the modules that this process sees: its path is ours, entry by entry ("" is this folder)."""
+    return {**environ, "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}
 
 
 def _answers(stdout: str) -> dict[str, Seen[Any]]:

@@ -4,7 +4,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TextIO
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,27 @@ def run(command: Sequence[str], *, limit_s: float, env: Mapping[str, str] | None
 
     The program leads a process group of its own, which is killed as a whole: none of its children is left behind.
     """
+    return run_together([command], limit_s=limit_s, env=env)[0]
+
+
+def run_together(
+    commands: Sequence[Sequence[str]], *, limit_s: float, env: Mapping[str, str] | None = None
+) -> list[Ended]:
+    """Run all ``commands`` at once, as ``run`` runs one."""
+    with ThreadPoolExecutor(len(commands)) as threads:
+        children = [_start(command, env) for command in commands]
+        try:
+            return list(threads.map(lambda child: _finish(child, limit_s), children))
+        except BaseException:  # an interrupted doctor leaves no process behind
+            for child in children:
+                if not isinstance(child, Ended):
+                    _kill(child)
+            raise
+
+
+def _start(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[str] | Ended:
     try:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             command,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -45,19 +67,29 @@ def run(command: Sequence[str], *, limit_s: float, env: Mapping[str, str] | None
         )
     except (OSError, ValueError) as error:
         return Ended(127, stderr=str(error))
+
+
+def _finish(child: subprocess.Popen[str] | Ended, limit_s: float) -> Ended:
+    if isinstance(child, Ended):
+        return child
     try:
         stdout, stderr = child.communicate(timeout=limit_s)
         return Ended(child.returncode, stdout, stderr)
     except subprocess.TimeoutExpired:
-        return Ended(None, *_kill(child))
-    except BaseException:  # an interrupted doctor leaves no process behind
         _kill(child)
-        raise
+        return Ended(None, *child.communicate())
 
 
-def _kill(child: subprocess.Popen[str]) -> tuple[str, str]:
-    os.killpg(child.pid, signal.SIGKILL)
-    return child.communicate()
+def own_stdout() -> TextIO:
+    """In a child: stdout for its answers alone; whatever libraries print from now on goes to stderr."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return out
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:

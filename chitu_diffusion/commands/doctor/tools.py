@@ -1,16 +1,19 @@
-"""Finds the programs and headers that building the extension needs; never raises."""
+"""Finds the programs and headers that building the extension needs, and the wheel that was built; never raises."""
 
 import importlib.util
 import re
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from chitu_diffusion.commands.doctor.facts import HomeFacts, Seen, ToolFacts, Version
+from chitu_diffusion.commands.doctor.facts import HomeFacts, Seen, ToolFacts, Version, WheelFacts
 from chitu_diffusion.commands.doctor.process import run
 
 _CUDA_TOOLS = ("nvcc", "cuobjdump")
 _VERSION_LIMIT_S = 5.0
+_REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def find_tools(environ: Mapping[str, str]) -> dict[str, Seen[ToolFacts]]:
@@ -77,6 +80,19 @@ def find_nvshmem_home(environ: Mapping[str, str]) -> HomeFacts | None:
         return None
     libraries = sorted(Path(home, "lib").glob("libnvshmem_host.so*"))
     return HomeFacts(home, str(libraries[0].resolve()) if libraries else None, _header_version(Path(home)))
+
+
+def find_wheel(environ: Mapping[str, str], repository: Path = _REPOSITORY) -> WheelFacts | None:
+    """The newest wheel of the extension that the installer has left, or None."""
+    root = Path(environ.get("FAST_CP_DEPS_ROOT") or repository / ".deps" / "fast-cp").absolute()
+    try:
+        wheels = sorted(root.glob("wheels/fast_ulysses-*.whl"), key=lambda path: path.stat().st_mtime)
+    except OSError:
+        return None
+    if not wheels:
+        return None
+    command = ["uv", "pip", "install", "--python", sys.executable, "--no-deps", "--reinstall", str(wheels[-1])]
+    return WheelFacts(str(wheels[-1]), shlex.join(command))
 
 
 def _header_version(home: Path) -> Version | None:

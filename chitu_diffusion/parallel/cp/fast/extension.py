@@ -1,11 +1,13 @@
 """The only module that imports the CUDA extension ``fast_ulysses``; it imports no torch until it is asked to."""
 
 import importlib
+import importlib.util
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 NEXT_STEP = "run tools/install/setup_fast_cp.sh"
+ARCHITECTURES = (90, 120)  # what the extension can be built for
 LIBRARY_VARIABLE = "FAST_CP_LIBRARY"  # names another native library than the installed one
 OPERATORS = (
     "fast_cp_device_info",
@@ -43,6 +46,10 @@ class Problem:
 @cache
 def look() -> ModuleType | Exception | None:
     """The extension's Python package, what its import raised, or None where it is not installed."""
+    try:
+        _require_whole_library()
+    except Exception as error:
+        return error
     for name in ("fast_ulysses.fast_cp", "fast_ulysses"):  # laid over upstream's package, or on its own
         try:
             return importlib.import_module(name)
@@ -55,10 +62,15 @@ def look() -> ModuleType | Exception | None:
 
 
 def load() -> ModuleType:
-    """The extension's Python package. Raises UnavailableError with the reason and the next step."""
+    """The extension's Python package. Raises UnavailableError with the reason and the next step.
+
+    The reasons are those of the process: the package, the driver, NVSHMEM. Those of a device are ``why_not``'s.
+    """
     found = _import()
-    if isinstance(found, Problem):
-        raise UnavailableError(str(found))
+    problem = found if isinstance(found, Problem) else _process_problem(found.device_info(0))
+    if problem is not None:
+        raise UnavailableError(str(problem))
+    assert isinstance(found, ModuleType)
     return found
 
 
@@ -68,9 +80,8 @@ def why_not(device: "torch.device") -> str | None:
     if isinstance(found, Problem):
         return str(found)
     info: dict[str, Any] = found.device_info(device.index or 0)
-    for problem in (driver_problem(info), nvshmem_problem(info), image_problem(info, info.get("sm"))):
-        if problem is not None:
-            return str(problem)
+    if problem := _process_problem(info) or image_problem(info, info.get("sm")):
+        return str(problem)
     if device.type != "cuda":
         return f"the extension moves tensors of GPUs and the session runs on {device}; use backend nccl, or a GPU"
     return str(info["problem"]) if info.get("problem") else None
@@ -81,11 +92,38 @@ def _import() -> ModuleType | Problem:
     if found is None:
         return Problem("the extension fast_ulysses is not installed", needed, NEXT_STEP)
     if isinstance(found, Exception):
-        return Problem(f"the extension does not import ({first_line(found)})", needed, repair(os.environ))
+        return Problem(f"the extension does not import: {first_line(found)}", needed, repair(os.environ))
     if missing := missing_operators():
         what = f"the fast_ulysses in {found.__file__} is another build, without {', '.join(missing)}"
         return Problem(what, needed, repair(os.environ))
     return found
+
+
+def _process_problem(info: Mapping[str, Any]) -> Problem | None:
+    return driver_problem(info) or nvshmem_problem(info)
+
+
+def _require_whole_library() -> None:
+    """Raise ImportError where the native library is cut off: loading it would end the process by SIGBUS."""
+    package = importlib.util.find_spec("fast_ulysses")
+    if package is None:
+        return
+    named = os.environ.get(LIBRARY_VARIABLE)
+    folders = [Path(folder) for folder in package.submodule_search_locations or ()]
+    inside = [folder / name for folder in folders for name in ("libfast_cp.so", "fast_cp/libfast_cp.so")]
+    for path in [Path(named)] if named else inside:
+        if path.is_file() and (expected := _elf_bytes(path)) > (size := path.stat().st_size):
+            raise ImportError(f"{path} is cut off: it has {size} of {expected} bytes")
+
+
+def _elf_bytes(path: Path) -> int:
+    """Where the section headers of a 64-bit ELF file end, which linkers write last; 0 for any other file."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+        return 0
+    start, size, count = (int.from_bytes(header[at : at + n], "little") for at, n in ((40, 8), (58, 2), (60, 2)))
+    return start + size * count
 
 
 def missing_operators() -> tuple[str, ...]:
@@ -98,14 +136,13 @@ def missing_operators() -> tuple[str, ...]:
 def driver_problem(info: Mapping[str, Any]) -> Problem | None:
     """A wheel for a newer CUDA than the driver's, which carries its own runtime; a missing driver is none."""
     driver, runtime = _numbers(info["cuda_driver"]), _numbers(info["cuda_runtime"])
-    if driver[0] in (0, *range(runtime[0], driver[0] + 1)):  # within one major version the driver may be older
+    if driver[0] == 0 or driver[0] >= runtime[0]:  # within one major version the driver may be older
         return None
     return Problem(
         f"the extension was built with CUDA {info['cuda_runtime']} and the driver runs CUDA up to "
         f"{info['cuda_driver']}",
         f"a driver for CUDA {runtime[0]}.x",
-        "update the driver, or build the extension with an older toolkit: "
-        f"{NEXT_STEP.removeprefix('run ')} --cuda-home DIR",
+        f"update the driver, or build with an older toolkit: {NEXT_STEP} --cuda-home DIR",
     )
 
 
@@ -137,11 +174,10 @@ def image_problem(info: Mapping[str, Any], sm: int | None) -> Problem | None:
     images = info["images"]
     if sm is None or any(_serves(image, sm) for image in images):
         return None
-    return Problem(
-        f"the extension has images for {', '.join(images) or 'no GPU'} and the GPU is SM{sm}",
-        f"an image for SM{sm}",
-        f"build it for this GPU: {NEXT_STEP.removeprefix('run ')} --architectures {sm}",
-    )
+    found = f"the extension has images for {', '.join(images) or 'no GPU'} and the GPU is SM{sm}"
+    if sm not in ARCHITECTURES:
+        return Problem(found, f"a GPU of {' or '.join(f'SM{known}' for known in ARCHITECTURES)}", "use backend nccl")
+    return Problem(found, f"an image for SM{sm}", f"build it for this GPU: {NEXT_STEP} --architectures {sm}")
 
 
 def _serves(image: str, sm: int) -> bool:
@@ -153,7 +189,7 @@ def _serves(image: str, sm: int) -> bool:
 def repair(environ: Mapping[str, str]) -> str:
     """What to do about a library that does not serve."""
     named = environ.get(LIBRARY_VARIABLE)
-    return f"unset {LIBRARY_VARIABLE} (it names {named}), or {NEXT_STEP}" if named else f"build it again: {NEXT_STEP}"
+    return f"unset {LIBRARY_VARIABLE} (it names {named}), or {NEXT_STEP}" if named else NEXT_STEP
 
 
 def first_line(error: Exception) -> str:

@@ -1,0 +1,133 @@
+"""cp_attention over the extension: against the exact reference, and bit by bit against NCCL.
+
+    FAST_CP_LIBRARY=build/libfast_cp.so python -m torch.distributed.run --standalone --nproc-per-node=2 \
+        tests/multigpu/fast_attention.py --output fast_attention.json
+
+Prints a short table last; exit code 0 where everything is right. With ``--one-gpu`` there is no NCCL to compare with.
+"""
+
+import argparse
+import random
+import sys
+from collections import Counter
+from typing import Any
+
+import attention_cases as cases
+import common
+import torch
+from common import Place
+
+from chitu_diffusion.parallel.cp.fast.runtime import FastCP, init_fast_cp
+from chitu_diffusion.parallel.cp.session import CPSession
+
+
+def arguments() -> argparse.Namespace:
+    parser = common.parser(__doc__, limit=200)
+    parser.add_argument("--cases", type=int, default=500, help="compared with NCCL, bit by bit")
+    parser.add_argument("--exact", type=int, default=160, help="of them, compared with the exact reference too")
+    return parser.parse_args()
+
+
+class Tally:
+    """What was seen on this rank."""
+
+    def __init__(self) -> None:
+        self.inexact: list[str] = []
+        self.unlike_nccl: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.worst = 0.0
+
+
+def last_kernel(session: CPSession, calls_before: int) -> str | None:
+    """The kernel of the call that was agreed on just now; None where it had been agreed on before."""
+    calls = list(session.calls.values())
+    return calls[-1].plan.kernel if len(calls) > calls_before else None
+
+
+class Overlap:
+    """Keeps the SMs busy beside some of the calls."""
+
+    def __init__(self, place: Place) -> None:
+        self.stream = torch.cuda.Stream(place.device)  # type: ignore[no-untyped-call]
+        self.a = torch.randn(4096, 4096, device=place.device, dtype=torch.bfloat16)
+        self.out = torch.empty_like(self.a)
+        torch.cuda.synchronize()
+
+    def begin(self) -> None:
+        with torch.cuda.stream(self.stream):
+            for _ in range(4):
+                torch.mm(self.a, self.a, out=self.out)
+
+
+def one_case(
+    seed: int, rng: random.Random, sessions: cases.Sessions, overlap: Overlap, exact: bool, tally: Tally
+) -> None:
+    place = sessions.place
+    case = cases.random_case(rng, seed)
+    transfer, busy = rng.choice(cases.TRANSFERS), rng.random() < 0.3
+    given = cases.give(case, place)
+    fast_session = sessions.get(case.method, transfer=transfer)
+    known = len(fast_session.calls)
+    if busy:
+        overlap.begin()
+    fast = given.attend(fast_session)
+    tally.counts[f"{case.method}, {transfer}"] += 1
+    tally.counts["beside a GEMM"] += busy
+    kernel = last_kernel(fast_session, known)
+    if not place.one_gpu:
+        nccl_session = sessions.get(case.method, backend="nccl")
+        known = len(nccl_session.calls)
+        nccl = given.attend(nccl_session)
+        other = last_kernel(nccl_session, known)
+        if None not in (kernel, other) and kernel != other:
+            tally.unlike_nccl.append(f"kernel {kernel}, and over NCCL {other}: {case}")
+        if not cases.same_bits(fast, nccl):
+            tally.unlike_nccl.append(f"transfer {transfer}: {case}")
+    if exact:
+        excess = given.excess(fast, place)
+        tally.worst = max(tally.worst, excess)
+        if not excess <= 1:
+            tally.inexact.append(f"{excess:.1f} times the limit, transfer {transfer}: {case}")
+
+
+def random_calls(place: Place, options: argparse.Namespace, fast: FastCP) -> dict[str, Any]:
+    sessions, overlap, tally, rng = cases.Sessions(place, fast), Overlap(place), Tally(), random.Random(3)
+    count = options.exact if place.one_gpu else options.cases
+    for seed in range(count):
+        one_case(seed, rng, sessions, overlap, seed < options.exact, tally)
+    common.together()
+    fast.check()
+    return {
+        "cases": count,
+        "exact": min(options.exact, count),
+        "compared_with_nccl": 0 if place.one_gpu else count,
+        "inexact": common.total(tally.inexact),
+        "unlike_nccl": common.total(tally.unlike_nccl),
+        "worst_error_over_limit": round(common.largest(tally.worst), 3),
+        "counts": dict(sorted(tally.counts.items())),
+    }
+
+
+def main() -> int:
+    options = arguments()
+    place = common.start(options)
+    torch.set_num_threads(4)  # the reference's; torch.distributed.run asks for 1
+    report: dict[str, Any] = {"world": place.world, "one_gpu": place.one_gpu}
+    with init_fast_cp(device=place.device, pool_bytes=cases.POOL_BYTES, timeout_s=cases.TIMEOUT_S) as fast:
+        common.step("calls", report, lambda: random_calls(place, options, fast), options.output)
+    found = report["calls"]
+    if place.rank == 0:
+        print(", ".join(f"{name}: {count}" for name, count in found["counts"].items()))
+        print(f"{found['exact']} exact, worst error {found['worst_error_over_limit']} of the limit; ", end="")
+        print(f"{found['compared_with_nccl']} compared with NCCL")
+    checks = {
+        f"{found['exact']} cases within the error of one process": found["inexact"] == 0,
+        "at least 150 of them": found["exact"] >= 150,
+    }
+    if not place.one_gpu:
+        checks[f"{found['compared_with_nccl']} cases equal to NCCL's bits"] = found["unlike_nccl"] == 0
+    return common.finish(report, checks, options.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
