@@ -1,7 +1,8 @@
 """Transport over torch.distributed (NCCL or gloo): the oracle and the fallback of every other transport.
 
-A call is one batch of point-to-point messages that land where attention reads them; nothing is padded or permuted
-on the way, whatever the sizes of the shards.
+What arrives lands where attention reads it; nothing is padded, whatever the sizes of the shards. One batch item, which
+is what models send, goes by all-gather (AGKV) or all-to-all (Ulysses); everything else, batches and uneven AGKV, by one
+batch of point-to-point messages, which costs 0.2 ms more of the host's time (docs/results/NOTES.md).
 """
 
 from collections.abc import Callable
@@ -34,7 +35,19 @@ class CollectiveTransport:
         if inputs.k is not None and inputs.v is not None:
             sources |= {"k": inputs.k, "v": inputs.v}
         windows = self._windows(layout, inputs)
-        self._exchange(layout.moves_in(self.rank), sources, windows)
+        moves = layout.moves_in(self.rank)
+        if layout.degree > 1 and inputs.q.shape[0] == 1:
+            for name, source in sources.items():
+                offset = layout.q_token_offset if name == "q" else layout.kv_token_offset
+                tokens = layout.group_tokens(self.rank).size if name == "q" else layout.seq_len
+                self._all_to_all(_only(moves, name), source, windows[name].narrow(1, offset, tokens))
+        elif _gathers_evenly(layout, inputs):
+            for name in ("k", "v"):
+                tokens_of_all = windows[name].narrow(1, layout.kv_token_offset, layout.seq_len)
+                dist.all_gather_into_tensor(_bytes(tokens_of_all), _bytes(sources[name].contiguous()), self.group)
+            self._exchange(_only(moves, "q"), sources, windows)
+        else:
+            self._exchange(moves, sources, windows)
         return Arrived(windows["q"], windows["k"], windows["v"])
 
     def receive(self, layout: Layout, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -47,7 +60,11 @@ class CollectiveTransport:
         homes: Tensors = {"out": out.new_empty(batch, tokens, layout.num_heads, head_dim)}
         if text:
             homes["text_out"] = out.new_empty(batch, text, layout.num_heads, head_dim)
-        self._exchange(layout.moves_out(self.rank), {"out": out, "text_out": out}, homes)
+        moves = layout.moves_out(self.rank)
+        if batch == 1:
+            self._bring_home(_only(moves, "out"), out, homes["out"])
+            moves = _only(moves, "text_out")
+        self._exchange(moves, {"out": out, "text_out": out}, homes)
         return homes["out"], homes.get("text_out")
 
     def _windows(self, layout: Layout, inputs: Inputs) -> Tensors:
@@ -61,6 +78,30 @@ class CollectiveTransport:
             "k": window_for(inputs.k, text_k, kv_rows, kv_text, kv_heads),
             "v": window_for(inputs.v, text_v, kv_rows, kv_text, kv_heads),
         }
+
+    def _all_to_all(self, moves: tuple[Move, ...], source: torch.Tensor, landing: torch.Tensor) -> None:
+        """Every block of one tensor, of one batch item; what arrives lies in ``landing`` by source rank."""
+        row_bytes = source.shape[3] * source.element_size()
+        sizes_in, sizes_out = ([0] * dist.get_world_size(self.group) for _ in range(2))
+        blocks: list[torch.Tensor] = []
+        for move in sorted(moves, key=lambda move: move.dst):
+            if move.src == self.rank:
+                sizes_in[move.dst] = move.elements * row_bytes
+                blocks.append(block_of(source, move.src_rows, move.src_heads).reshape(-1))
+            if move.dst == self.rank:
+                sizes_out[move.src] = move.elements * row_bytes
+        packed = torch.cat(blocks) if blocks else source.new_empty(0)
+        dist.all_to_all_single(_bytes(landing), _bytes(packed), sizes_out, sizes_in, self.group)
+
+    def _bring_home(self, moves: tuple[Move, ...], out: torch.Tensor, home: torch.Tensor) -> None:
+        """The output's way back for one batch item: blocks of other ranks' heads, put beside each other."""
+        arriving = sorted((move for move in moves if move.dst == self.rank), key=lambda move: move.src)
+        landing = out.new_empty(sum(move.elements for move in arriving) * out.shape[3])
+        self._all_to_all(moves, out, landing)
+        parts = torch.split(landing, [move.elements * out.shape[3] for move in arriving])  # type: ignore[no-untyped-call]
+        for move, part in zip(arriving, parts, strict=True):
+            block = block_of(home, move.dst_rows, move.dst_heads)
+            block.copy_(part.view(block.shape))
 
     def _exchange(self, moves: tuple[Move, ...], sources: Tensors, windows: Tensors) -> None:
         """Carry out ``moves``: local ones as copies, the others as one batch of messages."""
@@ -88,3 +129,17 @@ class CollectiveTransport:
 
     def _message(self, op: Callable[..., object], block: torch.Tensor, peer: int, move: Move) -> dist.P2POp:
         return dist.P2POp(op, block, group=self.group, tag=TAGS[move.tensor], group_peer=peer)
+
+
+def _gathers_evenly(layout: Layout, inputs: Inputs) -> bool:
+    even = layout.seq_len % layout.world == 0
+    return inputs.k is not None and layout.world > 1 and layout.degree == 1 and inputs.q.shape[0] == 1 and even
+
+
+def _only(moves: tuple[Move, ...], name: TensorName) -> tuple[Move, ...]:
+    return tuple(move for move in moves if move.tensor == name)
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as flat bytes: gloo's collectives know no bfloat16."""
+    return x.view(-1).view(torch.uint8)
