@@ -98,7 +98,7 @@ class CollectiveTransport:
         arriving = sorted((move for move in moves if move.dst == self.rank), key=lambda move: move.src)
         landing = out.new_empty(sum(move.elements for move in arriving) * out.shape[3])
         self._all_to_all(moves, out, landing)
-        parts = torch.split(landing, [move.elements * out.shape[3] for move in arriving])  # type: ignore[no-untyped-call]
+        parts = torch.split(landing, [move.elements * out.shape[3] for move in arriving])
         for move, part in zip(arriving, parts, strict=True):
             block = block_of(home, move.dst_rows, move.dst_heads)
             block.copy_(part.view(block.shape))

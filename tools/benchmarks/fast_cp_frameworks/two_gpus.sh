@@ -49,6 +49,7 @@ bench() { # NAME SECONDS OPTIONS...: one run of the benchmark, into NAME.json
 }
 
 all=single,nccl_agkv,nccl_ulysses
+if python3 -c "import fast_ulysses" 2> /dev/null; then all+=,fast_agkv,fast_ulysses; fi
 part tests 90 python3 -m pytest -n 0 -p no:cacheprovider -m "gpu or multigpu" tests
 bench dit 90 --preset dit --method $all --iterations 7 --repeats 3
 bench kernels 30 --method single --kernel cudnn,triton --sequence 16384 --repeats 3
