@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.gloo.checks import assert_equal_to_one_process
 from tests.gloo.scenarios import Case, attend, attend_all
-from tests.support.pool import pool
+from tests.support.pool import Worker, pool
 
 METHODS = ["agkv", "ulysses"]
 
@@ -99,6 +99,16 @@ def test_cross_attention_to_replicated_keys(method: str) -> None:
 def test_grouped_query_attention(method: str, kv_heads: int) -> None:
     for world in (2, 4, 8):
         check(world, Case(65, 28, kv_heads, method=method), Case(65, 28, kv_heads, method=method, text_len=6))
+
+
+def plans_bytes(worker: Worker, case: Case) -> dict[str, int]:
+    attend(worker, case)
+    return list(worker.session(case.config).calls.values())[-1].plan.bytes_received
+
+
+def test_the_plan_reports_the_bytes_of_both_methods() -> None:
+    told = pool().run(4, plans_bytes, Case(68, 28, 4, seed=1))
+    assert told == [{"agkv": 51 * (4 + 4) * 64, "ulysses": 51 * (7 + 1 + 1 + 7) * 64}] * 4
 
 
 cases = st.builds(

@@ -1,5 +1,6 @@
 """The placement arithmetic: every element arrives once, in its place, for any sizes."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from chitu_diffusion.parallel.cp.errors import ConfigError
 from chitu_diffusion.parallel.cp.layout import Layout, Move, split_sizes, split_spans, ulysses_degree
+from chitu_diffusion.parallel.cp.signature import Signature
 
 
 @given(total=st.integers(0, 1000), parts=st.integers(1, 8))
@@ -128,3 +130,29 @@ def test_ulysses_takes_the_largest_legal_degree(world: int, kv_heads: int, degre
 def test_a_degree_that_does_not_fit_is_refused_with_the_choices(degree: int) -> None:
     with pytest.raises(ConfigError, match=r"choose one of 1, 2, 4"):
         ulysses_degree("ulysses", 8, 4, degree)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("kv_heads", [28, 4])
+def test_a_plan_is_told_the_bytes_of_both_methods_with_grouped_queries(world: int, kv_heads: int) -> None:
+    """AGKV moves K and V, (P-1)/P of each; Ulysses moves Q, K, V and the output, (P-1)/P² of each."""
+    asked = Signature(
+        batch=2,
+        seq_len=64,
+        num_heads=28,
+        num_kv_heads=kv_heads,
+        head_dim=128,
+        dtype=torch.bfloat16,
+        text_len=0,
+        text_in_front=True,
+        text_queries=False,
+        kv_sharded=True,
+        key_mask=False,
+        scale=0.1,
+    )
+    per_head = 2 * 64 * 128 * 2
+    assert asked.bytes_received(world) == {
+        "agkv": per_head * 2 * kv_heads * (world - 1) // world,
+        "ulysses": per_head * (2 * 28 + 2 * kv_heads) * (world - 1) // world**2,
+    }
+    assert dataclasses.replace(asked, kv_sharded=False).bytes_received(world) == {"agkv": 0, "ulysses": 0}

@@ -142,6 +142,7 @@ class CPSession:
             transfer=transfer,
             kernel=self.config.kernel,
             reasons_by_rank=reasons_by_rank,
+            bytes_received=mine.bytes_received(world),
         )
         return Call(layout, plan, mine.scale)
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
+from chitu_diffusion.parallel.cp.config import METHODS
 from chitu_diffusion.parallel.cp.errors import InputError
 from chitu_diffusion.parallel.cp.fast.attention.kernels import KernelNeeds
-from chitu_diffusion.parallel.cp.layout import Layout, split_sizes
+from chitu_diffusion.parallel.cp.layout import Layout, split_sizes, ulysses_degree
 from chitu_diffusion.parallel.cp.transport import Inputs
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -51,6 +52,17 @@ class Signature:
             text_queries=self.text_queries,
             kv_sharded=self.kv_sharded,
         )
+
+    def bytes_received(self, world: int) -> dict[str, int]:
+        """For each method, the bytes that the busiest of ``world`` ranks receives in one call."""
+        if not self.kv_sharded:
+            return dict.fromkeys(METHODS, 0)
+        layouts = {name: self.layout(world, ulysses_degree(name, world, self.num_kv_heads)) for name in METHODS}
+        size = self.dtype.itemsize
+        return {
+            name: max(layout.bytes_received(rank, size, self.head_dim, self.batch) for rank in range(world))
+            for name, layout in layouts.items()
+        }
 
     def kernel_needs(self, device: torch.device) -> KernelNeeds:
         """What the call asks of a kernel on ``device``."""

@@ -72,6 +72,7 @@ class PlanRecord(_Model):
     kernel: str
     reason: str
     rejected: tuple[RejectedRecord, ...] = ()
+    bytes_received: dict[str, int] = Field(default={}, description="by the busiest rank in one call, for each method")
 
 
 class TransportRecord(_Model):

@@ -1,7 +1,7 @@
 """The pure planner: what is asked and what each rank can do, to one plan that all ranks share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chitu_diffusion.parallel.cp.config import Choice, Rejected
 from chitu_diffusion.parallel.cp.errors import ConfigError, UnavailableError
@@ -16,7 +16,8 @@ class AttentionPlan:
 
     ``method`` and ``ulysses_degree`` say what travels, ``transfer`` what carries it, ``schedule`` how kernel and
     transfer interleave, ``kernel`` which row of the table computes. ``rejected`` lists the kernels that were
-    preferred to it and why they do not serve, and the transfers that were measured and are slower.
+    preferred to it and why they do not serve, and the transfers that were measured and are slower. ``bytes_received``
+    is what the busiest rank would receive by each method.
     """
 
     method: str
@@ -26,6 +27,7 @@ class AttentionPlan:
     kernel: str
     reason: str
     rejected: tuple[Rejected, ...] = ()
+    bytes_received: dict[str, int] = field(default_factory=dict)
 
 
 def choose_kernel(requested: str, reasons_by_rank: Sequence[KernelReasons]) -> Choice:
@@ -70,6 +72,7 @@ def make_plan(
     transfer: Choice,
     kernel: str,
     reasons_by_rank: Sequence[KernelReasons],
+    bytes_received: dict[str, int] | None = None,
 ) -> AttentionPlan:
     """The plan for one call: the kernel by the table, the only schedule there is, and the reasons."""
     choice = choose_kernel(kernel, reasons_by_rank)
@@ -77,7 +80,9 @@ def make_plan(
     if transfer.reason:
         reason += f"; transfer {transfer.used}: {transfer.reason}"
     rejected = choice.rejected + transfer.rejected
-    return AttentionPlan(method, ulysses_degree, transfer.used, "one_shot", choice.used, reason, rejected)
+    return AttentionPlan(
+        method, ulysses_degree, transfer.used, "one_shot", choice.used, reason, rejected, bytes_received or {}
+    )
 
 
 def _degree_reason(method: str, degree: int, world: int) -> str:
