@@ -27,7 +27,7 @@ from tests.unit.test_doctor_extension import BROKEN, HOST_MISSING, nvshmem
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "csrc" / "python"
 LIMIT_S = 10.0  # on a machine with nothing else to do; what the clock shows here includes others' work
-SLACK = 2.5
+SLACK = 4
 IMPORT = ("-c", "from chitu_diffusion.parallel.cp.fast import extension; extension.load()")
 DOCTOR = ("-m", "chitu_diffusion.cli", "doctor", "--json")
 BENCHMARK = ("-m", "tools.benchmarks.fast_cp_frameworks.chitu", "--method", "fast_agkv", "--sequence", "128",
