@@ -2,8 +2,8 @@
 
 ``uv.lock`` records the addresses of package registries, so it is generated and ignored by git. What is
 committed instead is ``[tool.uv] constraint-dependencies``: one ``name==version`` for each package of the
-resolution. ``python tools/pins.py`` writes that list from ``uv.lock``; ``--check`` compares the two and exits
-with 1 when a sync resolved to anything but the pins.
+resolution. ``python tools/pins.py [FOLDER]`` writes that list from ``uv.lock``; ``--check`` compares the two and
+exits with 1 when a sync resolved to anything but the pins.
 """
 
 import argparse
@@ -47,15 +47,16 @@ def main() -> int:
     """Write the pins, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare only; exit 1 on a difference")
-    check = parser.parse_args().check
-    lock, pyproject = ROOT / "uv.lock", ROOT / "pyproject.toml"
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT, metavar="FOLDER", help="default: the repository")
+    asked = parser.parse_args()
+    check, lock, pyproject = asked.check, asked.folder / "uv.lock", asked.folder / "pyproject.toml"
     if not lock.is_file():
-        print("pins: there is no uv.lock; run `uv lock` first", file=sys.stderr)
+        print(f"pins: there is no {lock}; run `uv lock` in its folder first", file=sys.stderr)
         return 1
     locked, text = locked_pins(lock.read_text()), pyproject.read_text()
     if not check:
         pyproject.write_text(with_pins(text, locked))
-        print(f"pins: {len(locked)} versions written to pyproject.toml")
+        print(f"pins: {len(locked)} versions written to {pyproject}")
         return 0
     problems = differences(declared_pins(text), locked)
     print("\n".join(problems) if problems else f"pins: {len(locked)} versions as pinned")

@@ -7,6 +7,7 @@ machine cannot have are told by a stand-in for the extension.
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -108,7 +109,7 @@ def doctor(**environ: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("broken", "found"),
-    [(absent, "does not exist"), (corrupt, "does not load"), (cut_off, "is cut off"), (another, "no attribute")],
+    [(absent, "does not exist"), (corrupt, "does not load"), (cut_off, "is cut off"), (another, "another library")],
 )
 def test_a_broken_library_is_one_message_of_the_import(
     library: Path, tmp_path: Path, broken: Callable[[Path, Path], Path], found: str
@@ -120,6 +121,27 @@ def test_a_broken_library_is_one_message_of_the_import(
     assert found in message
     assert "needed: fast_ulysses with Fast CP's operators" in message
     assert message.endswith(f"unset FAST_CP_LIBRARY (it names {path}), or run tools/install/setup_fast_cp.sh")
+
+
+@pytest.mark.parametrize(
+    ("size", "found"),
+    [(None, "is another library: it loads and has no operators"), (5000, "is cut off: it has 5000 of")],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_bare_import_of_a_foreign_or_cut_library_says_what_to_do(
+    tmp_path: Path, size: int | None, found: str, named: bool
+) -> None:
+    shutil.copytree(SOURCES / "fast_ulysses", tmp_path / "fast_ulysses")
+    path = tmp_path / ("x.so" if named else "fast_ulysses/libfast_cp.so")
+    path.write_bytes(another(path, tmp_path).read_bytes()[:size])
+    environ = {"FAST_CP_LIBRARY": str(path)} if named else {}
+    ended = run(("-c", "import fast_ulysses"), PYTHONPATH=str(tmp_path), **environ)
+    message = ended.stderr.splitlines()[-1]
+    assert ended.returncode == 1
+    assert message.startswith(f"ImportError: {path} {found}")
+    assert " (needed: the libfast_cp.so of this package); " in message
+    drop = "unset FAST_CP_LIBRARY, or " if named else ""
+    assert message.endswith(f"; {drop}build and install it again with tools/install/setup_fast_cp.sh")
 
 
 @pytest.mark.parametrize("broken", [absent, cut_off])

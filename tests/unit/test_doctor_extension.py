@@ -16,6 +16,7 @@ from chitu_diffusion.parallel.cp.fast import extension
 from tests.unit.test_doctor import EXTENSION, INFO, check, facts, machine, states, torch
 
 WHEEL = WheelFacts("/deps/wheels/fast_ulysses-0.1.0-py3-none-linux_x86_64.whl", "uv pip install --no-deps WHEEL")
+INSTALLED = replace(WHEEL, installed=True)
 NOT_THERE: Seen[ExtensionFacts] = Seen(absent="there is no Python module fast_ulysses")
 HOST_MISSING = (
     "NVSHMEM's host library libnvshmem_host.so.3 was looked for in this process, NVSHMEM_HOME and torch's environment, "
@@ -119,20 +120,28 @@ def test_what_is_right_is_told() -> None:
     assert told["extension cuda"] == "carries the runtime of CUDA 13.0; the driver runs CUDA up to 13.0"
 
 
-def test_a_built_wheel_without_the_module_was_removed_by_a_sync() -> None:
-    line = check(judge(facts(extension=NOT_THERE, wheel=WHEEL)), "extension")
+def test_an_installed_wheel_without_the_module_was_removed_by_a_sync() -> None:
+    line = check(judge(facts(extension=NOT_THERE, wheel=INSTALLED)), "extension")
     assert line.state == "missing"
-    assert "the extension was removed by a sync" in line.found
+    assert f"{WHEEL.path} was installed: the extension was removed by a sync" in line.found
     assert line.next_step == "run uv pip install --no-deps WHEEL"
-    assert judge(facts(extension=NOT_THERE, wheel=WHEEL), ("fast",)).exit_code == 3
+    assert judge(facts(extension=NOT_THERE, wheel=INSTALLED), ("fast",)).exit_code == 3
     assert "sync" not in check(judge(facts(extension=NOT_THERE)), "extension").found
+
+
+def test_a_wheel_that_was_built_and_never_installed_was_removed_by_nobody() -> None:
+    line = check(judge(facts(extension=NOT_THERE, wheel=WHEEL)), "extension")
+    assert line.found.endswith(f"but {WHEEL.path} was built and is not installed")
+    assert line.next_step == "run uv pip install --no-deps WHEEL"
 
 
 def test_an_extension_that_was_replaced_is_put_back_from_the_wheel() -> None:
     other = Seen(value=replace(EXTENSION, missing_operators=("all_gather_kv_4d",), info={}))
-    line = check(judge(facts(extension=other, wheel=WHEEL)), "extension")
+    line = check(judge(facts(extension=other, wheel=INSTALLED)), "extension")
     assert line.state == "wrong"
+    assert line.found.endswith(f"it has replaced {WHEEL.path}, which was installed here")
     assert "run uv pip install --no-deps WHEEL" in (line.next_step or "")
+    assert "replaced" not in check(judge(facts(extension=other, wheel=WHEEL)), "extension").found
 
 
 def test_a_library_that_the_environment_names_is_named_in_the_next_step() -> None:
@@ -154,4 +163,24 @@ def test_the_newest_wheel_is_found_with_the_command_that_installs_it(tmp_path: P
     assert shlex.split(found.install) == [
         *("uv", "pip", "install", "--python", sys.executable, "--no-deps", "--reinstall", found.path)
     ]
+    assert not found.installed
     assert find_wheel({"FAST_CP_DEPS_ROOT": str(tmp_path / "other")}, tmp_path) is None
+
+
+def test_the_wheel_that_was_installed_here_comes_before_a_newer_one(tmp_path: Path) -> None:
+    root = tmp_path / ".deps/fast-cp"
+    (root / "wheels").mkdir(parents=True)
+    newest, mine = root / "wheels/fast_ulysses-0.2.0-x.whl", tmp_path / "of my own.whl"
+    newest.touch()
+    mine.touch()
+    for environment, wheel, path, installed in (
+        (sys.prefix, mine, mine, True),
+        (sys.prefix, tmp_path / "gone.whl", newest, True),
+        ("/another/.venv", mine, newest, False),
+    ):
+        (root / "installed").write_text(f"{environment}\n{wheel}\n")
+        found = find_wheel({}, tmp_path)
+        assert found is not None
+        assert (found.path, found.installed) == (str(path), installed)
+    (root / "installed").write_bytes(b"\xff")
+    assert find_wheel({}, tmp_path) == replace(found, installed=False)

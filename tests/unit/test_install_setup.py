@@ -80,6 +80,8 @@ def test_it_goes_from_the_environment_to_doctor(repository: Repository) -> None:
     assert build.startswith("build ROOT/tools/install/build_fast_cp.py --json ")
     assert install == "uv pip install --python ROOT/.venv/bin/python --no-deps --reinstall /wheels/fast.whl"
     assert doctor == "doctor -m chitu_diffusion.cli doctor --require fast"
+    noted = repository.root / ".deps/fast-cp/installed"
+    assert noted.read_text() == f"{repository.root}/.venv\n/wheels/fast.whl\n"
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -111,6 +113,7 @@ def test_an_install_that_fails_ends_it(repository: Repository) -> None:
     code, said = repository.setup()
     assert code == 1
     assert 'stopped at "installing' in said
+    assert not (repository.root / ".deps/fast-cp/installed").exists()
 
 
 def test_headers_are_installed_apart_where_torch_brings_none(repository: Repository) -> None:

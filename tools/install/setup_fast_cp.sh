@@ -78,6 +78,8 @@ wheel=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["whee
 
 # 4. install
 step "installing ${wheel##*/} into .venv" "$uv" pip install --python "$python" --no-deps --reinstall "$wheel"
+mkdir -p "$FAST_CP_DEPS_ROOT"
+printf '%s\n' "$root/.venv" "$wheel" > "$FAST_CP_DEPS_ROOT/installed" # by which doctor knows what a sync has removed
 
 # 5. doctor
 say "asking doctor"

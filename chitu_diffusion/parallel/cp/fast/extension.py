@@ -1,13 +1,11 @@
 """The only module that imports the CUDA extension ``fast_ulysses``; it imports no torch until it is asked to."""
 
 import importlib
-import importlib.util
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +44,6 @@ class Problem:
 @cache
 def look() -> ModuleType | Exception | None:
     """The extension's Python package, what its import raised, or None where it is not installed."""
-    try:
-        _require_whole_library()
-    except Exception as error:
-        return error
     for name in ("fast_ulysses.fast_cp", "fast_ulysses"):  # laid over upstream's package, or on its own
         try:
             return importlib.import_module(name)
@@ -101,29 +95,6 @@ def _import() -> ModuleType | Problem:
 
 def _process_problem(info: Mapping[str, Any]) -> Problem | None:
     return driver_problem(info) or nvshmem_problem(info)
-
-
-def _require_whole_library() -> None:
-    """Raise ImportError where the native library is cut off: loading it would end the process by SIGBUS."""
-    package = importlib.util.find_spec("fast_ulysses")
-    if package is None:
-        return
-    named = os.environ.get(LIBRARY_VARIABLE)
-    folders = [Path(folder) for folder in package.submodule_search_locations or ()]
-    inside = [folder / name for folder in folders for name in ("libfast_cp.so", "fast_cp/libfast_cp.so")]
-    for path in [Path(named)] if named else inside:
-        if path.is_file() and (expected := _elf_bytes(path)) > (size := path.stat().st_size):
-            raise ImportError(f"{path} is cut off: it has {size} of {expected} bytes")
-
-
-def _elf_bytes(path: Path) -> int:
-    """Where the section headers of a 64-bit ELF file end, which linkers write last; 0 for any other file."""
-    with path.open("rb") as file:
-        header = file.read(64)
-    if len(header) < 64 or header[:5] != b"\x7fELF\x02":
-        return 0
-    start, size, count = (int.from_bytes(header[at : at + n], "little") for at, n in ((40, 8), (58, 2), (60, 2)))
-    return start + size * count
 
 
 def missing_operators() -> tuple[str, ...]:

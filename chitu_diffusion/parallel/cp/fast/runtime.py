@@ -21,18 +21,32 @@ class FastCP:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, pool_bytes: int, timeout_s: float) -> None:
         self.group, self.device, self.pool_bytes = group, device, pool_bytes
-        self._extension = extension.load()
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         control = ControlChannel(group, timeout_s)
-        identity = self._extension.unique_id(pool_bytes) if self.rank == 0 else ""
-        problems = control.gather((extension.why_not(device), pool_bytes, identity))
-        for rank, (problem, size, _) in enumerate(problems):
+        identity = self._meet(control)
+        self._extension = extension.load()
+        self._start(control, identity, timeout_s)
+        self._open = True
+
+    def _meet(self, control: ControlChannel) -> str:
+        """What rank 0 calls the new runtime, if every rank can take part; else the same error on every rank."""
+        answers = control.gather((*self._introduce(), self.pool_bytes))
+        for rank, (problem, _, size) in enumerate(answers):
             if problem is not None:
                 raise UnavailableError(f"fast context parallelism was asked for, but on rank {rank} {problem}")
-            if size != pool_bytes:
-                raise ConfigError(f"pool_bytes is {pool_bytes} on rank {self.rank} and {size} on rank {rank}")
-        self._start(control, problems[0][2], timeout_s)
-        self._open = True
+            if size != answers[0][2]:
+                raise ConfigError(f"pool_bytes is {answers[0][2]} on rank 0 and {size} on rank {rank}")
+        return answers[0][1]
+
+    def _introduce(self) -> tuple[str | None, str]:
+        """Why this rank cannot take part, or None, and from rank 0 the name. Raises nothing: the others would wait."""
+        problem = extension.why_not(self.device)
+        if problem is not None or self.rank != 0:
+            return problem, ""
+        try:
+            return None, extension.load().unique_id(self.pool_bytes)
+        except RuntimeError as error:
+            return str(error), ""
 
     def _start(self, control: ControlChannel, identity: str, timeout_s: float) -> None:
         failure: str | None = None
