@@ -36,7 +36,7 @@ Tensor peer_copy(Tensor src, int64_t peer_rank, std::string tag, std::string tra
   const int peer = checked_peer(runtime, peer_rank);
   const View view = view_of(runtime, src, "src");
   const int64_t bytes = view.batch * view.rows * view.heads * view.head_bytes();
-  const Grant grant = runtime.heap.windows().acquire(tag, bytes, false);
+  const Grant grant = runtime.heap.windows().acquire(tag, bytes);
   CopyList list{{view.data, runtime.heap.at(peer, grant.offset), view.strides.row, view.heads * view.head_bytes(),
                  view.heads * view.head_bytes(), view.rows, view.strides.batch,
                  view.rows * view.heads * view.head_bytes(), view.batch}};
@@ -70,7 +70,7 @@ void round_trip(int64_t peer_rank, int64_t count, std::string by) {
   if (by == "kernel") return runtime.signals.round_trips(peer, int(count), stream);
   const bool first = runtime.settings.rank < peer;
   for (int64_t i = 0; i < count; ++i) {
-    runtime.signals.begin(kBenchmarkSlot, 0, stream);
+    runtime.signals.begin(kBenchmarkSlot, kBenchmarkSlot, 0, stream);
     if (first) runtime.signals.publish_arrival(kBenchmarkSlot, 0, peer, stream);
     runtime.signals.wait_arrival(kBenchmarkSlot, 0, 1u << peer, stream);
     if (!first) runtime.signals.publish_arrival(kBenchmarkSlot, 0, peer, stream);

@@ -48,7 +48,7 @@ Exchange shape_of(const Runtime& runtime, const Split& split, const View& like, 
   Exchange shape;
   shape.world = runtime.settings.world;
   shape.ulysses = int(split.kv_heads.size());
-  shape.num_chunks = int(split.num_chunks);
+  shape.chunks = split.chunks;
   shape.batch = like.batch, shape.head_bytes = like.head_bytes();
   shape.seq = split.seq_lens, shape.q_heads = split.q_heads, shape.kv_heads = split.kv_heads;
   require(split.text.size() == 4, "text has ", split.text.size(),
@@ -66,26 +66,37 @@ Exchange shape_of(const Runtime& runtime, const Split& split, const View& like, 
 
 namespace {
 
+int checked_generation(int64_t generation) {
+  require(generation >= -1 && generation <= 1, "generation is ", generation,
+          "; give 0 or 1, or -1 to let the two take turns");
+  return int(generation);
+}
+
 std::tuple<Tensor, Tensor, Tensor> exchange_start(std::optional<Tensor> q, Tensor k, Tensor v, Ints seq_lens,
-                                                  Ints q_heads, Ints kv_heads, int64_t num_chunks, Ints text,
-                                                  std::string tag, std::string transfer, bool send_now) {
+                                                  Ints q_heads, Ints kv_heads, Ints chunks, Ints text, std::string tag,
+                                                  std::string transfer, bool send_now, int64_t own_chunks,
+                                                  int64_t generation) {
   Session session;
   Runtime& runtime = session.runtime;
-  const Split split{seq_lens, q_heads, kv_heads, text, num_chunks};
-  OpenExchange& x = start_exchange(runtime, qkv_request(runtime, q, k, v, split, tag, transfer));
-  if (send_now) send_chunks(runtime, x, 0, int(num_chunks));
+  require(own_chunks >= -1, "own_chunks is ", own_chunks, "; give a number of chunks, or -1 for all");
+  Request request = qkv_request(runtime, q, k, v, {seq_lens, q_heads, kv_heads, text, chunks}, tag, transfer);
+  request.own_chunks = int(std::min<int64_t>(own_chunks, kMaxChunks));
+  request.generation = checked_generation(generation);
+  OpenExchange& x = start_exchange(runtime, std::move(request));
+  if (send_now) send_chunks(runtime, x, 0, x.plan->num_chunks());
   const View like = view_of(runtime, k, "k");
   return {window_tensor(runtime, x, kQuery, like), window_tensor(runtime, x, kKey, like),
           window_tensor(runtime, x, kValue, like)};
 }
 
-Tensor return_start(Tensor o, Ints seq_lens, Ints q_heads, Ints kv_heads, int64_t num_chunks, Ints text, bool send_text,
-                    std::string tag, std::string transfer, bool send_now) {
+Tensor return_start(Tensor o, Ints seq_lens, Ints q_heads, Ints kv_heads, Ints chunks, Ints text, bool send_text,
+                    std::string tag, std::string transfer, bool send_now, int64_t generation) {
   Session session;
   Runtime& runtime = session.runtime;
-  const Split split{seq_lens, q_heads, kv_heads, text, num_chunks};
-  OpenExchange& x = start_exchange(runtime, return_request(runtime, o, split, send_text, tag, transfer));
-  if (send_now) send_chunks(runtime, x, 0, int(num_chunks));
+  Request request = return_request(runtime, o, {seq_lens, q_heads, kv_heads, text, chunks}, send_text, tag, transfer);
+  request.generation = checked_generation(generation);
+  OpenExchange& x = start_exchange(runtime, std::move(request));
+  if (send_now) send_chunks(runtime, x, 0, x.plan->num_chunks());
   return window_tensor(runtime, x, kOutput, view_of(runtime, o, "o"));
 }
 
@@ -108,14 +119,13 @@ void exchange_done(std::vector<Tensor> windows, std::string tag) {
 
 std::vector<Operator> exchange_operators() {
   return {
-      {"fast_cp_exchange_start(Tensor? q, Tensor k, Tensor v, int[] seq_lens, int[] q_heads, int[] kv_heads, int "
-       "num_chunks=1, "
-       "int[] text=[0, 0, 0, 0], str tag=\"exchange\", str transfer=\"ce\", bool send_now=True) -> (Tensor, Tensor, "
-       "Tensor)",
+      {"fast_cp_exchange_start(Tensor? q, Tensor k, Tensor v, int[] seq_lens, int[] q_heads, int[] kv_heads, "
+       "int[] chunks=[1], int[] text=[0, 0, 0, 0], str tag=\"exchange\", str transfer=\"ce\", bool send_now=True, "
+       "int own_chunks=-1, int generation=-1) -> (Tensor, Tensor, Tensor)",
        TORCH_BOX(&exchange_start)},
-      {"fast_cp_return_start(Tensor o, int[] seq_lens, int[] q_heads, int[] kv_heads, int num_chunks=1, int[] text=[0, "
-       "0, 0, 0], "
-       "bool send_text=False, str tag=\"return\", str transfer=\"ce\", bool send_now=True) -> Tensor",
+      {"fast_cp_return_start(Tensor o, int[] seq_lens, int[] q_heads, int[] kv_heads, int[] chunks=[1], "
+       "int[] text=[0, 0, 0, 0], bool send_text=False, str tag=\"return\", str transfer=\"ce\", bool send_now=True, "
+       "int generation=-1) -> Tensor",
        TORCH_BOX(&return_start)},
       {"fast_cp_exchange_send(Tensor[] sources, Tensor(a!)[] windows, int chunk, str tag) -> ()",
        TORCH_BOX(&exchange_send)},

@@ -1,4 +1,4 @@
-// Beginning and end of the runtime, its errors, and the hook by which tests remove the waits.
+// Beginning and end of the runtime, its errors, what captured graphs need, and the hook by which tests remove waits.
 #include "fast_cp/error.hpp"
 #include "ops/checks.hpp"
 #include "ops/operators.hpp"
@@ -25,6 +25,16 @@ void finalize(bool collective) {
 
 void check() { Runtime::get().check(); }
 
+void manage_capture(bool on) {
+  Session session;
+  session.runtime.managed_capture = on;
+}
+
+int64_t layout_version() {
+  Session session;
+  return session.runtime.heap.windows().version();
+}
+
 void test_hook(std::string name, bool value) {
   Session session;
   require(name == "remove_waits", "there is no test hook '", name, "'; the one there is: remove_waits");
@@ -41,6 +51,8 @@ std::vector<Operator> lifetime_operators() {
        TORCH_BOX(&init)},
       {"fast_cp_finalize(bool collective=True) -> ()", TORCH_BOX(&finalize)},
       {"fast_cp_check() -> ()", TORCH_BOX(&check)},
+      {"fast_cp_manage_capture(bool on) -> ()", TORCH_BOX(&manage_capture)},
+      {"fast_cp_layout_version() -> int", TORCH_BOX(&layout_version)},
       {"fast_cp_test_hook(str name, bool value) -> ()", TORCH_BOX(&test_hook)},
   };
 }

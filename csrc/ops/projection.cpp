@@ -22,7 +22,8 @@ std::tuple<Tensor, Tensor> kv_projection_prepare(Tensor like, int64_t batch, Int
   require(num_groups >= 1 && num_groups <= heads, num_groups, " groups were asked for and there are ", heads, " heads");
   Request request;
   request.tag = tag;
-  request.shape = shape_of(runtime, {seq_lens, {heads}, {heads}, {text_front, text_back, 0, 0}, num_groups}, view, -1);
+  request.shape =
+      shape_of(runtime, {seq_lens, {heads}, {heads}, {text_front, text_back, 0, 0}, Ints(num_groups, 1)}, view, -1);
   request.in_place = request.lazy_done = true;
   request.roles = 1u << kKey | 1u << kValue;
   const int64_t pitch = heads * view.head_bytes();
@@ -44,13 +45,11 @@ void projection_sync_prepare(Tensor k, Tensor v, int64_t group, std::string tag)
   arm_chunk(session.runtime, open_exchange(session.runtime, tag), int(group));
 }
 
-bool all_of(const std::vector<char>& flags) { return std::find(flags.begin(), flags.end(), 0) == flags.end(); }
-
 void projection_sync(Tensor k, Tensor v, int64_t group, std::string tag) {
   Session session;
   OpenExchange& x = open_exchange(session.runtime, tag);
   wait_chunk(session.runtime, x, int(group));
-  if (all_of(x.waited)) join_exchange(session.runtime, x);
+  if (x.all_waited()) join_exchange(session.runtime, x);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace fast_cp::ops {
 // [kv_front, kv_back, q_front, q_back]: rows of replicated text around the tokens.
 struct Split {
   Ints seq_lens, q_heads, kv_heads, text;
-  int64_t num_chunks = 1;
+  Ints chunks = {1};
 };
 
 // `own_rows`: tokens that this rank passed, to be compared with the split; -1 where there are none to compare.

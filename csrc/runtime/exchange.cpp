@@ -11,135 +11,100 @@ namespace fast_cp {
 
 namespace {
 
-// The caller's stream, after whatever stream used `slot` last. Streams that are (not) being captured in a CUDA graph do
-// not mix with others; then the order is the caller's business.
-cudaStream_t stream_for(Runtime& runtime, int slot) {
+// Puts `stream` after whatever stream used the tag last. Streams that are (not) being captured in a CUDA graph do not
+// mix with others; then the order is the caller's business.
+void follow(Runtime& runtime, Channel& channel, cudaStream_t stream) {
+  const std::optional<cudaStream_t> last = channel.stream;
+  if (last == stream) return;
+  if (last && is_capturing(*last) == is_capturing(stream)) runtime.streams.order(*last, stream);
+  channel.stream = stream;
+}
+
+// The caller's stream, in order with the tag's former uses.
+cudaStream_t stream_for(Runtime& runtime, const OpenExchange& x) {
   const cudaStream_t stream = runtime.stream();
-  cudaStream_t& last = runtime.stream_of_slot[slot];
-  if (runtime.slot_used[slot] && last != stream && is_capturing(last) == is_capturing(stream))
-    runtime.streams.order(last, stream);
-  last = stream;
-  runtime.slot_used[slot] = true;
+  follow(runtime, runtime.channels[x.request.tag], stream);
   return stream;
 }
 
-void check_request(const Runtime& runtime, const Request& request) {
-  const std::string problem = problem_with(request.shape);
-  require(problem.empty(), "exchange '", request.tag, "': ", problem);
-  require(request.shape.world == runtime.settings.world, "exchange '", request.tag, "': ", request.shape.world,
-          " sequence lengths were given and the runtime has ", runtime.settings.world, " ranks");
-  require(request.shape.num_chunks <= kMaxChunks, "exchange '", request.tag, "': at most ", kMaxChunks, " chunks, not ",
-          request.shape.num_chunks);
-  require(!request.tag.empty(), "an exchange needs a tag that names its window");
-}
-
-// Places the windows of all roles one after the other. Sizes are those of the rank that needs most: the same
-// everywhere.
-int64_t lay_out(const Request& request, int64_t offsets[kRoles]) {
-  int64_t total = 0;
-  for (int role = 0; role < kRoles; ++role) {
-    if (!(request.roles >> role & 1u)) continue;
-    offsets[role] = total;
-    total += round_up(largest_window_bytes(request.shape, role, request.text), kWindowAlignment);
+CopyList& copies_of(Runtime& runtime, const OpenExchange& x, int chunk, int peer = -1) {
+  runtime.copy_list.clear();
+  for (const Copy& c : x.plan->chunks[chunk]) {
+    if (peer >= 0 && c.peer != peer) continue;
+    runtime.copy_list.push_back({x.request.sources[c.role] + c.src_offset,
+                                 runtime.heap.at(c.peer, x.offsets[c.role] + c.dst_offset), c.src_pitch, c.dst_pitch,
+                                 c.row_bytes, c.rows, c.src_batch, c.dst_batch, c.batches});
   }
-  return total;
+  return runtime.copy_list;
 }
 
-void plan_copies(OpenExchange& x, int rank) {
-  const Request& r = x.request;
-  const std::vector<Copy> plan = r.returning ? plan_return(r.shape, rank, r.strides[kOutput], r.text)
-                                             : plan_send(r.shape, rank, r.strides, r.roles, r.in_place);
-  x.chunks.resize(r.shape.num_chunks);
-  for (const Copy& copy : plan) x.chunks[copy.chunk].push_back(copy);
-  x.peers = r.returning ? peers_in_order(first_of_group(r.shape, rank), r.shape.ulysses, rank)
-                        : peers_in_order(0, r.shape.world, rank);
-  for (int peer : x.peers) {
-    if (peer != rank) x.peer_mask |= 1u << peer;
-  }
-  for (auto* flags : {&x.sent, &x.waited, &x.armed, &x.own_event}) flags->assign(r.shape.num_chunks, 0);
-}
-
-DeviceCopy resolve(const Runtime& runtime, const OpenExchange& x, const Copy& c) {
-  return {x.request.sources[c.role] + c.src_offset,
-          runtime.heap.at(c.peer, x.offsets[c.role] + c.dst_offset),
-          c.src_pitch,
-          c.dst_pitch,
-          c.row_bytes,
-          c.rows,
-          c.src_batch,
-          c.dst_batch,
-          c.batches};
-}
-
-CopyList copies_of(const Runtime& runtime, const OpenExchange& x, int chunk, int peer = -1) {
-  CopyList list;
-  for (const Copy& copy : x.chunks[chunk]) {
-    if (peer < 0 || copy.peer == peer) list.push_back(resolve(runtime, x, copy));
-  }
-  return list;
-}
-
-void record_own(Runtime& runtime, OpenExchange& x, int chunk, cudaStream_t stream) {
+void mark_own(Runtime& runtime, OpenExchange& x, int chunk, cudaStream_t stream) {
   cuda_check(cudaEventRecord(runtime.streams.event(x.slot, chunk, 0), stream), "marking the rank's own copies");
-  x.own_event[chunk] = 1;
+  x.last_marked = chunk;
 }
 
 void send_by_copy_engine(Runtime& runtime, OpenExchange& x, int chunk) {
   const int rank = runtime.settings.rank;
-  for (int peer : x.peers) {
+  for (int peer : x.plan->peers) {
+    if (peer == rank && !x.plan->copies_own(chunk)) continue;
     const cudaStream_t stream = runtime.streams.to_peer(peer);
-    const CopyList list = copies_of(runtime, x, chunk, peer);
-    copy_engine::enqueue(list, stream);
+    copy_engine::enqueue(copies_of(runtime, x, chunk, peer), stream);
     if (peer != rank)
       runtime.signals.publish_arrival(x.slot, chunk, peer, stream);
-    else if (!list.empty())
-      record_own(runtime, x, chunk, stream);
+    else
+      mark_own(runtime, x, chunk, stream);
   }
 }
 
 // All tensors and peers in one launch, on one stream.
 void send_by_kernel(Runtime& runtime, OpenExchange& x, int chunk) {
-  const cudaStream_t stream = runtime.streams.to_peer(x.peers.front());
-  const CopyList list = copies_of(runtime, x, chunk);
+  const cudaStream_t stream = runtime.streams.to_peer(x.plan->peers.front());
+  const CopyList& list = copies_of(runtime, x, chunk);
   x.request.transfer == Transfer::kSm ? sm::enqueue(list, stream) : tma::enqueue(list, stream);
-  for (int peer : x.peers) {
+  for (int peer : x.plan->peers) {
     if (peer != runtime.settings.rank) runtime.signals.publish_arrival(x.slot, chunk, peer, stream);
   }
-  record_own(runtime, x, chunk, stream);
+  x.last_marked = -1;
+  if (x.plan->copies_own(chunk)) mark_own(runtime, x, chunk, stream);
 }
 
-void publish_consumed(Runtime& runtime, int slot, cudaStream_t stream) {
-  runtime.closed_in_capture[slot] = is_capturing(stream);
-  for (int step = 1; step < runtime.settings.world; ++step) {
-    runtime.signals.publish_consumed(slot, (runtime.settings.rank + step) % runtime.settings.world, stream);
+bool by_copy_engine(const OpenExchange& x) { return x.request.transfer == Transfer::kCopyEngine; }
+
+// The peer on whose stream the rank's own copies are, and all whose streams carry the chunks [first, last): as masks.
+uint32_t own_lane(const Runtime& runtime, const OpenExchange& x) {
+  return 1u << (by_copy_engine(x) ? runtime.settings.rank : x.plan->peers.front());
+}
+uint32_t lanes_of(const Runtime& runtime, const OpenExchange& x, int first, int last) {
+  if (!by_copy_engine(x)) return own_lane(runtime, x);
+  uint32_t lanes = x.plan->peer_mask;
+  for (int chunk = first; chunk < last; ++chunk) {
+    if (x.plan->copies_own(chunk)) lanes |= own_lane(runtime, x);
   }
+  return lanes;
 }
 
 void check_chunk(const OpenExchange& x, int chunk) {
-  require(chunk >= 0 && chunk < x.request.shape.num_chunks, "exchange '", x.request.tag, "' has chunks 0 to ",
-          x.request.shape.num_chunks - 1, ", not ", chunk);
+  require(chunk >= 0 && chunk < x.plan->num_chunks(), "exchange '", x.request.tag, "' has chunks 0 to ",
+          x.plan->num_chunks() - 1, ", not ", chunk);
 }
 
 // Closes the former use of this tag where the caller left that to the next one.
-void close_former(Runtime& runtime, const std::string& tag) {
-  const auto former = runtime.open.find(tag);
-  if (former == runtime.open.end()) return;
-  require(former->second.request.lazy_done, "exchange '", tag,
+void close_former(Runtime& runtime, const Channel& channel) {
+  if (!channel.open) return;
+  const Request& former = channel.open->request;
+  require(former.lazy_done, "exchange '", former.tag,
           "' was started again before done; call done after the last read of its windows");
-  finish_exchange(runtime, tag);
+  finish_exchange(runtime, former.tag);
 }
 
-Grant take_window(Runtime& runtime, const Request& request, int64_t bytes) {
-  const std::vector<int> movable = runtime.heap.windows().movable_slots();
-  const Grant grant = runtime.heap.windows().acquire(request.tag, bytes, is_capturing(runtime.stream()));
-  if (grant.moved) {  // windows changed places: nobody may still read, and no stream still use, the old ones
-    for (int slot : movable) {
-      const cudaStream_t stream = stream_for(runtime, slot);
-      if (runtime.closed_in_capture[slot]) publish_consumed(runtime, slot, stream);
-    }
-    runtime.signals.drain(movable, runtime.stream());
+Grant take_window(Runtime& runtime, const Request& request, int64_t bytes, cudaStream_t stream) {
+  const bool capturing = is_capturing(stream), pin = capturing && !runtime.managed_capture;
+  Grant grant = runtime.heap.windows().acquire(request.tag, bytes, {request.generation, capturing, pin});
+  if (grant.moved) {  // nobody may still read, and no stream still use, the old places
+    for (auto& [tag, channel] : runtime.channels) follow(runtime, channel, stream);
+    runtime.signals.drain(grant.movable, stream);
   }
-  runtime.tag_of_slot[grant.slot] = request.tag;
+  runtime.tag_of_slot[grant.slot] = runtime.tag_of_slot[grant.sibling] = request.tag;
   return grant;
 }
 
@@ -147,99 +112,92 @@ Grant take_window(Runtime& runtime, const Request& request, int64_t bytes) {
 
 OpenExchange& start_exchange(Runtime& runtime, Request request) {
   runtime.check();
-  check_request(runtime, request);
-  close_former(runtime, request.tag);
+  Channel& channel = runtime.channels[request.tag];
+  close_former(runtime, channel);
+  if (!channel.plan || !(channel.plan->pattern == request))
+    channel.plan = plan_copies(request, runtime.settings.rank, runtime.settings.world);
+  const cudaStream_t stream = runtime.stream();
+  const Grant grant = take_window(runtime, request, channel.plan->bytes, stream);
+  follow(runtime, channel, stream);
   OpenExchange x;
-  const int64_t bytes = lay_out(request, x.offsets);
-  const Grant grant = take_window(runtime, request, bytes);
+  x.plan = channel.plan;
   x.slot = grant.slot;
   x.request = std::move(request);
   for (int role = 0; role < kRoles; ++role) {
     if (!(x.request.roles >> role & 1u)) continue;
-    x.offsets[role] += grant.offset;
+    x.offsets[role] = grant.offset + x.plan->offsets[role];
     x.windows[role] = runtime.heap.at(runtime.settings.rank, x.offsets[role]);
     if (x.request.in_place) x.request.sources[role] = x.windows[role];
   }
-  plan_copies(x, runtime.settings.rank);
-  const cudaStream_t stream = stream_for(runtime, x.slot);
-  // A replayed graph has no call in between that would say that its former replay's readers are done: they are, in the
-  // order of the stream, when this call runs.
-  const bool unsaid = runtime.heap.windows().pinned(x.slot) || runtime.closed_in_capture[x.slot];
-  if (x.request.lazy_done && unsaid) publish_consumed(runtime, x.slot, stream);
-  runtime.signals.begin(x.slot, (1u << runtime.settings.world) - 1, stream);
+  runtime.signals.begin(x.slot, grant.sibling, (1u << runtime.settings.world) - 1, stream);
   runtime.heap.windows().set_open(x.slot, true);
-  const std::string tag = x.request.tag;
-  return runtime.open[tag] = std::move(x);
+  return channel.open.emplace(std::move(x));
 }
 
 OpenExchange& open_exchange(Runtime& runtime, const std::string& tag) {
   runtime.check();
-  const auto found = runtime.open.find(tag);
-  require(found != runtime.open.end(), "exchange '", tag, "' is not open; start it first");
-  return found->second;
+  const auto found = runtime.channels.find(tag);
+  require(found != runtime.channels.end() && found->second.open, "exchange '", tag, "' is not open; start it first");
+  return *found->second.open;
 }
 
 void send_chunks(Runtime& runtime, OpenExchange& x, int first, int last) {
-  const cudaStream_t stream = stream_for(runtime, x.slot);
-  const bool by_copy_engine = x.request.transfer == Transfer::kCopyEngine;
-  uint32_t lanes = 0;
-  for (int peer : x.peers) {
-    if (peer != runtime.settings.rank || !x.request.in_place) lanes |= 1u << peer;
-  }
-  if (!by_copy_engine) lanes = 1u << x.peers.front();
-  runtime.streams.fork(stream, lanes);
-  x.forked |= lanes;
   for (int chunk = first; chunk < last; ++chunk) {
     check_chunk(x, chunk);
-    require(!x.sent[chunk], "chunk ", chunk, " of exchange '", x.request.tag, "' was sent already");
-    by_copy_engine ? send_by_copy_engine(runtime, x, chunk) : send_by_kernel(runtime, x, chunk);
-    x.sent[chunk] = 1;
+    require(!(x.sent >> chunk & 1u), "chunk ", chunk, " of exchange '", x.request.tag, "' was sent already");
+  }
+  const uint32_t lanes = lanes_of(runtime, x, first, last);
+  runtime.streams.fork(stream_for(runtime, x), lanes);
+  x.forked |= lanes;
+  for (int chunk = first; chunk < last; ++chunk) {
+    by_copy_engine(x) ? send_by_copy_engine(runtime, x, chunk) : send_by_kernel(runtime, x, chunk);
+    x.sent |= 1u << chunk;
   }
 }
 
 void wait_chunk(Runtime& runtime, OpenExchange& x, int chunk) {
   check_chunk(x, chunk);
-  require(x.sent[chunk], "chunk ", chunk, " of exchange '", x.request.tag,
+  require(x.sent >> chunk & 1u, "chunk ", chunk, " of exchange '", x.request.tag,
           "' is awaited and was not sent by this rank; send it first");
-  const cudaStream_t stream = stream_for(runtime, x.slot);
-  if (x.own_event[chunk])
+  const cudaStream_t stream = stream_for(runtime, x);
+  if (x.plan->copies_own(chunk)) {
     cuda_check(cudaStreamWaitEvent(stream, runtime.streams.event(x.slot, chunk, 0)),
                "waiting for the rank's own copies");
-  if (x.armed[chunk]) {
+    if (chunk == x.last_marked) x.forked &= ~own_lane(runtime, x);  // that was all its stream has carried
+  }
+  if (x.armed >> chunk & 1u) {
     cuda_check(cudaStreamWaitEvent(stream, runtime.streams.event(x.slot, chunk, 1)), "waiting for an armed chunk");
   } else if (!runtime.remove_waits) {
-    runtime.signals.wait_arrival(x.slot, chunk, x.peer_mask, stream);
+    runtime.signals.wait_arrival(x.slot, chunk, x.plan->peer_mask, stream);
   }
-  x.waited[chunk] = 1;
+  x.waited |= 1u << chunk;
 }
 
 void arm_chunk(Runtime& runtime, OpenExchange& x, int chunk) {
   check_chunk(x, chunk);
-  require(!x.armed[chunk], "chunk ", chunk, " of exchange '", x.request.tag, "' is armed already");
-  runtime.streams.fork_arming(stream_for(runtime, x.slot));
+  require(!(x.armed >> chunk & 1u), "chunk ", chunk, " of exchange '", x.request.tag, "' is armed already");
+  runtime.streams.fork_arming(stream_for(runtime, x));
   const cudaStream_t arming = runtime.streams.arming();
-  if (!runtime.remove_waits) runtime.signals.wait_arrival(x.slot, chunk, x.peer_mask, arming);
+  if (!runtime.remove_waits) runtime.signals.wait_arrival(x.slot, chunk, x.plan->peer_mask, arming);
   cuda_check(cudaEventRecord(runtime.streams.event(x.slot, chunk, 1), arming), "arming a wait");
-  x.armed[chunk] = 1;
+  x.armed |= 1u << chunk;
 }
 
 void join_exchange(Runtime& runtime, OpenExchange& x) {
-  if (!x.forked) return;
-  runtime.streams.join(stream_for(runtime, x.slot), x.forked);
+  if (x.forked) runtime.streams.join(stream_for(runtime, x), x.forked);
   x.forked = 0;
   x.request.keep.clear();  // memory freed from here on is reused after the copies, in the order of the stream
 }
 
 void finish_exchange(Runtime& runtime, const std::string& tag) {
   OpenExchange& x = open_exchange(runtime, tag);
-  for (int chunk = 0; chunk < x.request.shape.num_chunks; ++chunk) {
-    if (!x.sent[chunk]) send_chunks(runtime, x, chunk, chunk + 1);
-    if (!x.waited[chunk]) wait_chunk(runtime, x, chunk);
+  for (int chunk = 0; chunk < x.plan->num_chunks(); ++chunk) {
+    if (!(x.sent >> chunk & 1u)) send_chunks(runtime, x, chunk, chunk + 1);
+    if (!(x.waited >> chunk & 1u)) wait_chunk(runtime, x, chunk);
   }
   join_exchange(runtime, x);
-  publish_consumed(runtime, x.slot, stream_for(runtime, x.slot));
   runtime.heap.windows().set_open(x.slot, false);
-  runtime.open.erase(tag);
+  runtime.channels[tag].open.reset();
 }
 
 }  // namespace fast_cp

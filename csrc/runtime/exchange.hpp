@@ -1,49 +1,42 @@
-// One use of a window, from start to done: which copies go where, which chunks are sent, awaited, armed.
+// One use of a window, from start to done: which chunks are sent, awaited, armed.
 //
-//   start   waits until the peers have read the window's former use, and counts a new one
+//   start   tells the peers that the former uses have been read, waits until they said so of this window, and counts
+//           a new use
 //   send    forks the side streams from the caller's stream: copies of one chunk, then the announcement to each peer
 //   wait    makes the caller's stream wait for a chunk from every peer
-//   done    joins the side streams and tells the peers that the window has been read
+//   done    joins the side streams; the next start of the tag tells the peers that the window has been read
 // Every rank makes the same calls in the same order.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
-#include "fast_cp/copy_plan.hpp"
-#include "transfer/transfer.hpp"
+#include "runtime/copies.hpp"
 
 namespace fast_cp {
 
 class Runtime;
 
-struct Request {
-  std::string tag;
-  Exchange shape;
-  Transfer transfer = Transfer::kCopyEngine;
-  bool returning = false;  // the output's way back; else Q, K, V
-  bool text = false;       // the way back carries the rows of replicated text
-  bool in_place = false;   // the sources are this rank's rows of its own windows
-  bool lazy_done = false;  // done is implied by the next start with this tag
-  unsigned roles = 0;      // a bit per Role
-  const char* sources[kRoles] = {};
-  SourceStrides strides[kRoles] = {};
-  std::vector<std::shared_ptr<void>> keep;  // what must not be freed while copies read it
-};
-
 struct OpenExchange {
   Request request;
+  std::shared_ptr<const CopyPlan> plan;
   int slot = -1;
-  char* windows[kRoles] = {};    // this rank's
-  int64_t offsets[kRoles] = {};  // of each role's window in the pool, equal on all ranks
-  std::vector<std::vector<Copy>> chunks;
-  std::vector<int> peers;  // in the order of sending
-  uint32_t peer_mask = 0;  // peers this rank exchanges with, itself excluded
-  uint32_t forked = 0;     // peers whose side streams have not been joined since they were forked
-  std::vector<char> sent, waited, armed, own_event;
+  char* windows[kRoles] = {};                // this rank's
+  int64_t offsets[kRoles] = {};              // of each role's window in the pool, equal on all ranks
+  uint32_t forked = 0;                       // peers whose side streams have not been joined since they were forked
+  uint32_t sent = 0, waited = 0, armed = 0;  // a bit per chunk
+  int last_marked = -1;  // the chunk whose event comes after everything on the stream of the rank's own copies
+  bool all_waited() const { return waited == ~0u >> (32 - plan->num_chunks()); }
+};
+
+// What is known of a tag between calls.
+struct Channel {
+  std::optional<OpenExchange> open;
+  std::shared_ptr<const CopyPlan> plan;  // of its last use
+  std::optional<cudaStream_t> stream;    // that its last call was made on
 };
 
 OpenExchange& start_exchange(Runtime& runtime, Request request);

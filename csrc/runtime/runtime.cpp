@@ -60,10 +60,7 @@ Runtime::Runtime(const Settings& s)
       heap(s.pool_bytes, kSignalBytes, s.rank, s.world, kMaxSlots),
       signals(heap, s.rank, s.world, s.timeout_ms),
       streams(s.rank, s.world, stream_per_peer(s.device)),
-      tag_of_slot(kMaxSlots + 1),
-      stream_of_slot(kMaxSlots),
-      slot_used(kMaxSlots, false),
-      closed_in_capture(kMaxSlots, false) {}
+      tag_of_slot(kMaxSlots + 1) {}
 
 Runtime& Runtime::create(const Settings& settings) {
   require(!g_runtime, "this process has a Fast CP runtime already",
@@ -86,9 +83,10 @@ bool Runtime::exists() { return g_runtime != nullptr; }
 void Runtime::destroy(bool collective) {
   if (!g_runtime) return;
   DeviceGuard guard(g_runtime->settings.device);
+  // No peer waits to hear that this rank has read its last windows: only a further start would, on every rank.
   if (collective && !g_runtime->signals.failed()) {  // after a failed wait the peers may never come
     cuda_check(cudaDeviceSynchronize(), "finishing the work on the GPU");
-    g_runtime->open.clear();
+    g_runtime->channels.clear();
     g_runtime->heap.close(true);
     nvshmem::stop();
     delete g_runtime;
@@ -118,7 +116,7 @@ std::string Runtime::error_sentence() const {
       "; look at what that rank does: an error there, another call order or shape, or a pause longer than timeout_ms";
   if (e.line == kConsumedLine) {
     return sentence(limit, "rank ", e.peer, " to finish reading ", where, ": it has finished use ", e.seen, " and use ",
-                    e.wanted, " was expected", advice, " (or a missing done)");
+                    e.wanted, " was expected", advice);
   }
   return sentence(limit, "chunk ", e.line, " of ", where, " from rank ", e.peer, ": it has announced use ", e.seen,
                   " and use ", e.wanted, " was expected", advice);

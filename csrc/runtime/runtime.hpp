@@ -41,12 +41,11 @@ class Runtime {
   Heap heap;
   Signals signals;
   Streams streams;
-  bool remove_waits = false;                 // a test's hook
-  std::map<std::string, OpenExchange> open;  // by tag
-  std::vector<std::string> tag_of_slot;
-  std::vector<cudaStream_t> stream_of_slot;  // the stream that used a slot last
-  std::vector<bool> slot_used;
-  std::vector<bool> closed_in_capture;  // its done was recorded in a graph, and has not happened yet
+  bool remove_waits = false;                // a test's hook
+  bool managed_capture = false;             // graphs captured now are dropped by the caller when windows change places
+  std::map<std::string, Channel> channels;  // by tag
+  std::vector<std::string> tag_of_slot;     // for sentences
+  CopyList copy_list;                       // of the call that runs: kept, so that its memory is
 };
 
 }  // namespace fast_cp

@@ -25,6 +25,10 @@ __device__ __forceinline__ void store_release(uint64_t* flag, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_relaxed(uint64_t* flag, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ uint64_t nanoseconds() {
   uint64_t time;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
@@ -56,13 +60,36 @@ __device__ bool await(const uint64_t* flag, uint64_t wanted, const Limits& limit
   return true;
 }
 
-// `consumed` is this rank's line of `slot`, one count per peer.
-__global__ void begin_kernel(const uint64_t* consumed, uint64_t* epoch, uint32_t mask, int slot, Limits limits) {
+// The pages of signals of all ranks, as this rank reaches them.
+struct Pages {
+  uint64_t* of[kMaxWorld];
+  int rank;
+};
+
+// After a fence: one for all that a thread tells. A release by each store would wait for the store before it to arrive.
+__device__ __forceinline__ void tell_consumed(const Pages& pages, int peer, int slot, uint64_t count) {
+  store_relaxed(pages.of[peer] + signal_index(slot, kConsumedLine) + pages.rank, count);
+}
+
+__device__ __forceinline__ bool await_consumed(const Pages& pages, int peer, int slot, uint64_t count,
+                                               const Limits& limits) {
+  const uint64_t* flag = pages.of[pages.rank] + signal_index(slot, kConsumedLine) + peer;
+  return await(flag, count, limits, peer, slot, kConsumedLine);
+}
+
+// A thread per peer.
+__global__ void begin_kernel(const __grid_constant__ Pages pages, uint64_t* epochs, uint32_t mask, int slot,
+                             int sibling, Limits limits) {
   const int peer = threadIdx.x;
-  const uint64_t former = *epoch;
-  if (mask >> peer & 1u) await(consumed + peer, former, limits, peer, slot, kConsumedLine);
+  const uint64_t former = epochs[slot];
+  if (mask >> peer & 1u) {
+    __threadfence_system();
+    tell_consumed(pages, peer, slot, former);
+    tell_consumed(pages, peer, sibling, epochs[sibling]);
+    await_consumed(pages, peer, slot, former, limits);
+  }
   __syncwarp();
-  if (peer == 0) *epoch = former + 1;
+  if (peer == 0) epochs[slot] = former + 1;
 }
 
 __global__ void wait_kernel(const uint64_t* arrivals, const uint64_t* epoch, uint32_t mask, int slot, int chunk,
@@ -75,13 +102,18 @@ struct SlotSet {
   uint32_t bits[kMaxSlots / 32];
 };
 
-__global__ void drain_kernel(const uint64_t* page, const uint64_t* epochs, SlotSet slots, int rank, int world,
+// A thread per slot. All of them tell before any of them waits: a peer that waits here for one slot tells of all.
+__global__ void drain_kernel(const __grid_constant__ Pages pages, const uint64_t* epochs, SlotSet slots, int world,
                              Limits limits) {
   const int slot = threadIdx.x;
-  if (!(slots.bits[slot / 32] >> (slot % 32) & 1u)) return;
-  const uint64_t* consumed = page + (int64_t(slot) * (kMaxChunks + 1) + kConsumedLine) * kMaxWorld;
-  for (int peer = 0; peer < world; ++peer) {
-    if (peer != rank) await(consumed + peer, epochs[slot], limits, peer, slot, kConsumedLine);
+  const bool asked = slots.bits[slot / 32] >> (slot % 32) & 1u;
+  __threadfence_system();
+  for (int peer = 0; asked && peer < world; ++peer) {
+    if (peer != pages.rank) tell_consumed(pages, peer, slot, epochs[slot]);
+  }
+  __syncthreads();
+  for (int peer = 0; asked && peer < world; ++peer) {
+    if (peer != pages.rank) await_consumed(pages, peer, slot, epochs[slot], limits);
   }
 }
 
@@ -95,6 +127,13 @@ __global__ void round_trip_kernel(uint64_t* mine, uint64_t* theirs, uint64_t* ep
     if (!first) store_release(theirs, turn);
   }
   *epoch += count;
+}
+
+Pages pages_of(const Heap& heap, int rank, int world) {
+  Pages pages{};
+  for (int peer = 0; peer < world; ++peer) pages.of[peer] = reinterpret_cast<uint64_t*>(heap.at(peer, 0));
+  pages.rank = rank;
+  return pages;
 }
 
 void preload_kernels() {
@@ -126,26 +165,20 @@ Signals::~Signals() {
 }
 
 uint64_t* Signals::line(int rank, int slot, int line) const {
-  const int64_t index = (int64_t(slot) * (kMaxChunks + 1) + line) * kMaxWorld;
-  return reinterpret_cast<uint64_t*>(heap_.at(rank, index * sizeof(uint64_t)));
+  return reinterpret_cast<uint64_t*>(heap_.at(rank, 0)) + signal_index(slot, line);
 }
 
-void Signals::publish(int slot, int line_index, int peer, cudaStream_t stream) {
-  uint64_t* flag = line(peer, slot, line_index) + rank_;
-  cuda_check(cudaMemcpyAsync(flag, epochs_ + slot, sizeof(uint64_t), cudaMemcpyDeviceToDevice, stream),
-             "sending a signal to a peer");
-}
-
-void Signals::begin(int slot, uint32_t mask, cudaStream_t stream) {
-  begin_kernel<<<1, 32, 0, stream>>>(line(rank_, slot, kConsumedLine), epochs_ + slot, mask & ~(1u << rank_), slot,
+void Signals::begin(int slot, int sibling, uint32_t mask, cudaStream_t stream) {
+  begin_kernel<<<1, 32, 0, stream>>>(pages_of(heap_, rank_, world_), epochs_, mask & ~(1u << rank_), slot, sibling,
                                      Limits{limit_ns_, stopped_, record_on_device_});
   cuda_check(cudaGetLastError(), "launching the start of an exchange");
 }
 
 void Signals::publish_arrival(int slot, int chunk, int peer, cudaStream_t stream) {
-  publish(slot, chunk, peer, stream);
+  uint64_t* flag = line(peer, slot, chunk) + rank_;
+  cuda_check(cudaMemcpyAsync(flag, epochs_ + slot, sizeof(uint64_t), cudaMemcpyDeviceToDevice, stream),
+             "sending a signal to a peer");
 }
-void Signals::publish_consumed(int slot, int peer, cudaStream_t stream) { publish(slot, kConsumedLine, peer, stream); }
 
 void Signals::wait_arrival(int slot, int chunk, uint32_t mask, cudaStream_t stream) {
   mask &= ~(1u << rank_);
@@ -158,7 +191,7 @@ void Signals::wait_arrival(int slot, int chunk, uint32_t mask, cudaStream_t stre
 void Signals::drain(const std::vector<int>& slots, cudaStream_t stream) {
   SlotSet set{};
   for (int slot : slots) set.bits[slot / 32] |= 1u << (slot % 32);
-  drain_kernel<<<1, kMaxSlots, 0, stream>>>(line(rank_, 0, 0), epochs_, set, rank_, world_,
+  drain_kernel<<<1, kMaxSlots, 0, stream>>>(pages_of(heap_, rank_, world_), epochs_, set, world_,
                                             Limits{limit_ns_, stopped_, record_on_device_});
   cuda_check(cudaGetLastError(), "launching a wait for the readers of all windows");
 }

@@ -1,7 +1,5 @@
 #include "runtime/streams.hpp"
 
-#include <algorithm>
-
 #include "runtime/cuda.hpp"
 #include "runtime/signals.hpp"
 
@@ -29,36 +27,40 @@ Streams::Streams(int rank, int world, bool stream_per_peer) {
     joins_.push_back(new_event());
   }
   fork_ = new_event();
+  slot_events_.resize(kMaxSlots);
 }
 
 Streams::~Streams() {
   for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
   for (cudaEvent_t event : joins_) cudaEventDestroy(event);
-  for (auto& [slot, events] : slot_events_) {
+  for (const auto& events : slot_events_) {
     for (cudaEvent_t event : events) cudaEventDestroy(event);
   }
   cudaEventDestroy(fork_);
 }
 
-std::vector<int> Streams::lanes(uint32_t mask) const {
-  std::vector<int> lanes;
+uint32_t Streams::lanes(uint32_t mask) const {
+  uint32_t lanes = 0;
   for (size_t peer = 0; peer < lane_.size(); ++peer) {
-    if (mask >> peer & 1u) lanes.push_back(lane_[peer]);
+    if (mask >> peer & 1u) lanes |= 1u << lane_[peer];
   }
-  std::sort(lanes.begin(), lanes.end());
-  lanes.erase(std::unique(lanes.begin(), lanes.end()), lanes.end());
   return lanes;
 }
 
 void Streams::fork(cudaStream_t stream, uint32_t mask) {
   cuda_check(cudaEventRecord(fork_, stream), "forking to the side streams");
-  for (int lane : lanes(mask)) cuda_check(cudaStreamWaitEvent(streams_[lane], fork_), "forking to the side streams");
+  const uint32_t forked = lanes(mask);
+  for (size_t lane = 0; lane < streams_.size(); ++lane) {
+    if (forked >> lane & 1u) cuda_check(cudaStreamWaitEvent(streams_[lane], fork_), "forking to the side streams");
+  }
 }
 
 void Streams::fork_arming(cudaStream_t stream) { order(stream, arming()); }
 
 void Streams::join(cudaStream_t stream, uint32_t mask) {
-  for (int lane : lanes(mask)) {
+  const uint32_t joined = lanes(mask);
+  for (size_t lane = 0; lane < streams_.size(); ++lane) {
+    if (!(joined >> lane & 1u)) continue;
     cuda_check(cudaEventRecord(joins_[lane], streams_[lane]), "joining the side streams");
     cuda_check(cudaStreamWaitEvent(stream, joins_[lane]), "joining the side streams");
   }

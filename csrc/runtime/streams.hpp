@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <map>
 #include <vector>
 
 namespace fast_cp {
@@ -35,13 +34,13 @@ class Streams {
   cudaEvent_t event(int slot, int chunk, int kind);
 
  private:
-  std::vector<int> lanes(uint32_t mask) const;
+  uint32_t lanes(uint32_t mask) const;  // a bit per stream
 
   std::vector<cudaStream_t> streams_;
   std::vector<int> lane_;           // the stream of each peer
   std::vector<cudaEvent_t> joins_;  // one per stream
   cudaEvent_t fork_ = nullptr;
-  std::map<int, std::vector<cudaEvent_t>> slot_events_;
+  std::vector<std::vector<cudaEvent_t>> slot_events_;
 };
 
 }  // namespace fast_cp

@@ -80,9 +80,35 @@ inline bool in_order(const std::vector<Copy>& plan, const Exchange& x, int rank)
   int last_chunk = 0, last_step = 0;
   for (const Copy& c : plan) {
     const int step = (c.peer - rank - 1 + 2 * x.world) % x.world;
-    if (c.chunk < last_chunk || c.chunk >= x.num_chunks) return false;
+    if (c.chunk < last_chunk || c.chunk >= x.num_chunks()) return false;
     if (c.chunk == last_chunk && step < last_step) return false;
     last_chunk = c.chunk, last_step = step;
+  }
+  return true;
+}
+
+// The chunk that a head belongs to: the last one that begins at it or before it and is not empty.
+inline int chunk_of_head(const Exchange& x, int64_t heads, int64_t head) {
+  int64_t all = 0, before = 0;
+  for (int64_t weight : x.chunks) all += weight;
+  int chunk = 0;
+  for (int c = 0; c < int(x.chunks.size()); before += x.chunks[c++]) {
+    if (heads * before / all <= head) chunk = c;
+  }
+  return chunk;
+}
+
+inline int chunk_of(const Exchange& x, int role, int index, int64_t head) {
+  const int64_t q = x.q_heads[index], kv = x.kv_heads[index];
+  if (role == kKey || role == kValue) return chunk_of_head(x, kv, head);
+  if (kv > 0 && q % kv == 0) return chunk_of_head(x, kv, head / (q / kv));
+  return chunk_of_head(x, q, head);
+}
+
+// Every head that a copy carries belongs to the copy's chunk. Heads count from the first one of `index`.
+inline bool in_chunk(const Exchange& x, const Copy& c, int index, int64_t first_head) {
+  for (int64_t head = first_head; head < first_head + c.row_bytes / x.head_bytes; ++head) {
+    if (chunk_of(x, c.role, index, head) != c.chunk) return false;
   }
   return true;
 }
@@ -90,15 +116,15 @@ inline bool in_order(const std::vector<Copy>& plan, const Exchange& x, int rank)
 inline int64_t dim_of(const Exchange& x) { return x.head_bytes / kElement; }
 inline std::string describe(const Exchange& x) {
   std::string text = "P" + std::to_string(x.world) + " u" + std::to_string(x.ulysses) + " chunks " +
-                     std::to_string(x.num_chunks) + " S";
+                     std::to_string(x.num_chunks()) + " S";
   for (int64_t s : x.seq) text += " " + std::to_string(s);
   return text;
 }
 
 struct Outcome {
   int64_t wrong = 0;  // elements that are not what they should be
-  bool ordered = true, inside = true;
-  bool good() const { return wrong == 0 && ordered && inside; }
+  bool ordered = true, inside = true, in_chunks = true;
+  bool good() const { return wrong == 0 && ordered && inside && in_chunks; }
 };
 
 // The token's rank and its row there, for a row of a window that spans the ranks [first, last); rank -1 for text.
@@ -110,6 +136,13 @@ inline std::pair<int, int64_t> owner(const Exchange& x, int first, int last, int
     row -= x.seq[rank];
   }
   return {-1, 0};
+}
+
+// Whether `own_chunks` keeps an element out of the rank's own window.
+inline bool stays_home(const Exchange& x, int rank, int role, int64_t row, int64_t head, int own_chunks) {
+  if (role == kQuery || own_chunks < 0) return false;
+  const bool own = owner(x, 0, x.world, x.kv_text_front, row).first == rank;
+  return own && chunk_of(x, role, rank % x.ulysses, head) >= own_chunks;
 }
 
 inline int64_t expected_sent(const Exchange& x, int rank, int role, int64_t b, int64_t row, int64_t head, int64_t dim) {

@@ -11,7 +11,7 @@ namespace {
 
 using Spoil = void (*)(std::vector<Copy>&);
 
-Outcome run_send(const Exchange& x, unsigned roles, Padding pad, Spoil spoil) {
+Outcome run_send(const Exchange& x, unsigned roles, Padding pad, Spoil spoil, int own_chunks = -1) {
   Outcome outcome;
   const int64_t dim = dim_of(x);
   std::vector<std::array<Target, kRoles>> windows(x.world);
@@ -25,18 +25,22 @@ Outcome run_send(const Exchange& x, unsigned roles, Padding pad, Spoil spoil) {
       sources[role] = make_source(rank, role, x.batch, x.seq[rank], heads, dim, pad);
       strides[role] = sources[role].strides;
     }
-    std::vector<Copy> plan = plan_send(x, rank, strides, roles);
+    std::vector<Copy> plan = plan_send(x, rank, strides, roles, false, own_chunks);
     if (spoil && rank == x.world - 1) spoil(plan);
     outcome.ordered = outcome.ordered && in_order(plan, x, rank);
-    for (const Copy& c : plan)
+    for (const Copy& c : plan) {
       outcome.inside = carry_out(c, sources[c.role], windows[c.peer][c.role]) && outcome.inside;
+      const int64_t first_head = c.dst_offset % c.dst_pitch / x.head_bytes;
+      outcome.in_chunks = in_chunk(x, c, c.peer % x.ulysses, first_head) && outcome.in_chunks;
+    }
   }
   for (int rank = 0; rank < x.world; ++rank) {
     for (int role : {kQuery, kKey, kValue}) {
       const bool sent = roles >> role & 1u;
       compare(windows[rank][role], window_of(x, rank, role), dim, outcome,
               [&](int64_t b, int64_t row, int64_t head, int64_t d) {
-                return sent ? expected_sent(x, rank, role, b, row, head, d) : kUntouched;
+                const bool home = stays_home(x, rank, role, row, head, own_chunks);
+                return sent && !home ? expected_sent(x, rank, role, b, row, head, d) : kUntouched;
               });
     }
   }
@@ -54,7 +58,13 @@ Outcome run_return(const Exchange& x, bool text, Padding pad, Spoil spoil) {
     std::vector<Copy> plan = plan_return(x, rank, source.strides, text);
     if (spoil && rank == x.world - 1) spoil(plan);
     outcome.ordered = outcome.ordered && in_order(plan, x, rank);
-    for (const Copy& c : plan) outcome.inside = carry_out(c, source, windows[c.peer]) && outcome.inside;
+    int64_t before = 0;
+    for (int i = 0; i < rank % x.ulysses; ++i) before += x.q_heads[i];
+    for (const Copy& c : plan) {
+      outcome.inside = carry_out(c, source, windows[c.peer]) && outcome.inside;
+      const int64_t first_head = c.dst_offset % c.dst_pitch / x.head_bytes - before;
+      outcome.in_chunks = in_chunk(x, c, rank % x.ulysses, first_head) && outcome.in_chunks;
+    }
   }
   for (int rank = 0; rank < x.world; ++rank) {
     compare(windows[rank], window_of(x, rank, kOutput, text), dim, outcome,
@@ -106,7 +116,8 @@ Exchange random_exchange(Random& random, int world) {
   x.world = world;
   do x.ulysses = int(random.between(1, world));
   while (world % x.ulysses != 0);
-  x.num_chunks = int(random.between(1, 4));
+  x.chunks.resize(random.between(1, 4));
+  for (int64_t& weight : x.chunks) weight = random.below(2) ? 1 : random.between(1, 9);
   x.batch = random.between(1, 2);
   x.head_bytes = random.between(1, 3) * kElement;
   const int64_t ratio = random.between(1, 3);
@@ -128,6 +139,9 @@ void test_random(int world, int rounds) {
     const Padding pad = random.below(2) ? Padding{random.between(0, 9), random.between(0, 30)} : Padding{0, 0};
     const unsigned kv = 1u << kKey | 1u << kValue, roles = random.below(3) ? kv | 1u << kQuery : kv;
     check(run_send(x, roles, pad, nullptr).good(), "send " + describe(x));
+    const int own_chunks = int(random.below(x.num_chunks() + 1));
+    check(run_send(x, roles, pad, nullptr, own_chunks).good(),
+          "send " + describe(x) + " own " + std::to_string(own_chunks));
     for (bool text : {false, true}) check(run_return(x, text, pad, nullptr).good(), "return " + describe(x));
     Exchange gather = x;
     gather.ulysses = 1;
@@ -139,7 +153,7 @@ void test_random(int world, int rounds) {
 // Each of these faults must be seen; a test that cannot fail shows nothing.
 void test_negative_control() {
   Exchange x;
-  x.world = 4, x.ulysses = 2, x.num_chunks = 2, x.head_bytes = 2 * kElement;
+  x.world = 4, x.ulysses = 2, x.chunks = {1, 3}, x.head_bytes = 2 * kElement;
   x.seq = {3, 5, 0, 4}, x.q_heads = {4, 6}, x.kv_heads = {2, 3}, x.kv_text_front = x.q_text_front = 2;
   const unsigned all = 1u << kQuery | 1u << kKey | 1u << kValue;
   check(run_send(x, all, {0, 0}, nullptr).good() && run_return(x, true, {0, 0}, nullptr).good(), "the control itself");
@@ -158,6 +172,17 @@ void test_negative_control() {
   }
 }
 
+void test_boundaries_follow_the_weights() {
+  Exchange x;
+  x.q_heads = {20}, x.kv_heads = {10}, x.chunks = {1, 2, 5};
+  const Range wanted[] = {{0, 1}, {1, 3}, {3, 10}};
+  for (int chunk = 0; chunk < 3; ++chunk) {
+    const Range kv = kv_chunk(x, 0, chunk), q = q_chunk(x, 0, chunk);
+    check(kv.begin == wanted[chunk].begin && kv.end == wanted[chunk].end, "key heads of a weighted chunk");
+    check(q.begin == 2 * kv.begin && q.end == 2 * kv.end, "query heads of a weighted chunk");
+  }
+}
+
 void test_problems() {
   Exchange good;
   good.world = 4, good.ulysses = 2, good.head_bytes = 16;
@@ -172,7 +197,9 @@ void test_problems() {
   check(refused([](Exchange& x) { x.seq.pop_back(); }), "too few lengths");
   check(refused([](Exchange& x) { x.seq[0] = -1; }), "a negative length");
   check(refused([](Exchange& x) { x.q_heads.push_back(1); }), "too many head counts");
-  check(refused([](Exchange& x) { x.num_chunks = 0; }), "no chunk");
+  check(refused([](Exchange& x) { x.chunks.clear(); }), "no chunk");
+  check(refused([](Exchange& x) { x.chunks = {2, 0}; }), "a chunk without weight");
+  check(refused([](Exchange& x) { x.chunks = {int64_t{1} << 60, 1}; }), "a weight that overflows");
   check(refused([](Exchange& x) { x.kv_text_back = -1; }), "negative text");
   check(refused([](Exchange& x) { x.head_bytes = 0; }), "empty heads");
 }
@@ -182,6 +209,7 @@ void test_problems() {
 int main() {
   for (int world = 1; world <= 8; ++world) test_random(world, 150);
   test_negative_control();
+  test_boundaries_follow_the_weights();
   test_problems();
   if (failures == 0) std::puts("copy plan: every byte once, in order, for worlds 1 to 8");
   return failures ? 1 : 0;

@@ -1,14 +1,17 @@
 // CUDA, NVSHMEM and the signal kernels, as far as the exchanges use them, on ordinary memory: every rank is a process,
 // the pools lie in memory that they share, streams carry out at once what they are given, and a graph capture keeps it
 // for later. It makes the order of an exchange testable without a GPU; it says nothing about speed or memory ordering.
+// It counts calls into CUDA, and notes what each stream has carried and which streams were put after which.
 #pragma once
 
 #include <sched.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "fast_cp/error.hpp"
@@ -25,6 +28,34 @@ inline int64_t pool_bytes = 0;
 inline int rank = 0;
 inline int allocations = 0;
 inline bool capturing = false;
+inline bool silent = false;  // this rank never says that it has read
+inline int calls = 0;        // into CUDA, launches included
+
+struct Stream {
+  int work = 0;    // pieces it has carried
+  int joined = 0;  // of them, those that the caller's streams were put after
+  bool callers = false;
+};
+struct Event {
+  Stream* stream = nullptr;
+  int work = 0;
+};
+inline Stream callers[2] = {{0, 0, true}, {0, 0, true}};
+inline int current = 0;                                // the caller's stream
+inline std::vector<Stream*> side;                      // the library's streams
+inline std::vector<std::pair<int, int>> put_in_order;  // of the caller's streams: the second was put after the first
+
+inline Stream* stream(cudaStream_t handle) { return reinterpret_cast<Stream*>(handle); }
+inline Event* event(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle); }
+inline void count(cudaStream_t on) { ++calls, ++stream(on)->work; }
+
+// Whether the caller's streams come after all that side streams have carried.
+inline bool all_joined() {
+  for (const Stream* s : side) {
+    if (s->joined < s->work) return false;
+  }
+  return true;
+}
 inline std::vector<std::function<void()>> graph;
 
 inline void run(std::function<void()> work) {
@@ -60,18 +91,37 @@ cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr, int, int) {
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaMemset(void*, int, size_t) { return cudaSuccess; }  // shared memory is zero, and a peer may be writing
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) { return *least = *greatest = 0, cudaSuccess; }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) { return *stream = nullptr, cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
+  fake::side.push_back(new fake::Stream());
+  return *stream = reinterpret_cast<cudaStream_t>(fake::side.back()), cudaSuccess;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = nullptr, cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return *event = reinterpret_cast<cudaEvent_t>(new fake::Event()), cudaSuccess;
+}
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  ++fake::calls;
+  *fake::event(event) = {fake::stream(stream), fake::stream(stream)->work};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  ++fake::calls;
+  const fake::Event& e = *fake::event(event);
+  if (!fake::stream(stream)->callers) return cudaSuccess;
+  e.stream->joined = std::max(e.stream->joined, e.work);
+  if (e.stream->callers)
+    fake::put_in_order.push_back({int(e.stream - fake::callers), int(fake::stream(stream) - fake::callers)});
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  fake::count(stream);
   fake::run([=] { std::memcpy(dst, src, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* dst, size_t dst_pitch, const void* src, size_t src_pitch, size_t bytes, size_t rows,
-                              cudaMemcpyKind, cudaStream_t) {
+                              cudaMemcpyKind, cudaStream_t stream) {
+  fake::count(stream);
   fake::run([=] {
     fake::copy_rows(static_cast<char*>(dst), dst_pitch, static_cast<const char*>(src), src_pitch, bytes, rows);
   });
@@ -81,8 +131,8 @@ cudaError_t cudaMemcpy2DAsync(void* dst, size_t dst_pitch, const void* src, size
 namespace fast_cp {
 
 void cuda_check(cudaError_t status, const char* doing) { require(status == cudaSuccess, doing, " failed"); }
-cudaStream_t current_stream(int) { return nullptr; }
-bool is_capturing(cudaStream_t) { return fake::capturing; }
+cudaStream_t current_stream(int) { return reinterpret_cast<cudaStream_t>(&fake::callers[fake::current]); }
+bool is_capturing(cudaStream_t) { return ++fake::calls, fake::capturing; }
 DeviceGuard::DeviceGuard(int) {}
 DeviceGuard::~DeviceGuard() = default;
 
@@ -110,9 +160,9 @@ inline void enqueue_rows(const CopyList& copies) {
   }
 }
 void sm::prepare() {}
-void sm::enqueue(const CopyList& copies, cudaStream_t) { enqueue_rows(copies); }
+void sm::enqueue(const CopyList& copies, cudaStream_t stream) { fake::count(stream), enqueue_rows(copies); }
 void tma::prepare() {}
-void tma::enqueue(const CopyList& copies, cudaStream_t) { enqueue_rows(copies); }
+void tma::enqueue(const CopyList& copies, cudaStream_t stream) { fake::count(stream), enqueue_rows(copies); }
 
 Signals::Signals(Heap& heap, int rank, int world, int64_t timeout_ms)
     : heap_(heap),
@@ -123,14 +173,12 @@ Signals::Signals(Heap& heap, int rank, int world, int64_t timeout_ms)
       record_(new ErrorRecord()) {}
 Signals::~Signals() { delete[] epochs_, delete record_; }
 uint64_t* Signals::line(int rank, int slot, int line) const {
-  return reinterpret_cast<uint64_t*>(
-      heap_.at(rank, ((int64_t(slot) * (kMaxChunks + 1) + line) * kMaxWorld) * sizeof(uint64_t)));
+  return reinterpret_cast<uint64_t*>(heap_.at(rank, 0)) + signal_index(slot, line);
 }
-void Signals::publish(int slot, int index, int peer, cudaStream_t) {
-  fake::run([=] { __atomic_store_n(line(peer, slot, index) + rank_, epochs_[slot], __ATOMIC_RELEASE); });
+void Signals::publish_arrival(int slot, int chunk, int peer, cudaStream_t stream) {
+  fake::count(stream);
+  fake::run([=] { __atomic_store_n(line(peer, slot, chunk) + rank_, epochs_[slot], __ATOMIC_RELEASE); });
 }
-void Signals::publish_arrival(int slot, int chunk, int peer, cudaStream_t s) { publish(slot, chunk, peer, s); }
-void Signals::publish_consumed(int slot, int peer, cudaStream_t s) { publish(slot, kConsumedLine, peer, s); }
 
 inline void await(const uint64_t* flag, uint64_t wanted, uint64_t limit_ns, ErrorRecord* record, ErrorRecord told) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(limit_ns);
@@ -142,20 +190,41 @@ inline void await(const uint64_t* flag, uint64_t wanted, uint64_t limit_ns, Erro
   }
 }
 
-void Signals::wait_arrival(int slot, int chunk, uint32_t mask, cudaStream_t) {
+// What the kernels do, in their order.
+inline void tell_consumed(uint64_t* flag, uint64_t count) {
+  if (!fake::silent) __atomic_store_n(flag, count, __ATOMIC_RELEASE);
+}
+void Signals::wait_arrival(int slot, int chunk, uint32_t mask, cudaStream_t stream) {
+  mask &= ~(1u << rank_);
+  if (!mask) return;
+  fake::count(stream);
+  fake::run([=] {
+    for (int peer = 0; peer < world_; ++peer) {
+      if (mask >> peer & 1u)
+        await(line(rank_, slot, chunk) + peer, epochs_[slot], limit_ns_, record_, {0, peer, slot, chunk, 0, 0, 0});
+    }
+  });
+}
+void Signals::begin(int slot, int sibling, uint32_t mask, cudaStream_t stream) {
   for (int peer = 0; peer < world_; ++peer) {
     if (peer == rank_ || !(mask >> peer & 1u)) continue;
     fake::run([=] {
-      await(line(rank_, slot, chunk) + peer, epochs_[slot], limit_ns_, record_, {0, peer, slot, chunk, 0, 0, 0});
+      for (int told : {slot, sibling}) tell_consumed(line(peer, told, kConsumedLine) + rank_, epochs_[told]);
     });
   }
-}
-void Signals::begin(int slot, uint32_t mask, cudaStream_t s) {
-  wait_arrival(slot, kConsumedLine, mask, s);
+  fake::count(stream);
+  const int calls = fake::calls;
+  wait_arrival(slot, kConsumedLine, mask, stream);
+  fake::calls = calls;  // one kernel does all of it
   fake::run([=] { ++epochs_[slot]; });
 }
-void Signals::drain(const std::vector<int>& slots, cudaStream_t s) {
-  for (int slot : slots) wait_arrival(slot, kConsumedLine, (1u << world_) - 1, s);
+void Signals::drain(const std::vector<int>& slots, cudaStream_t stream) {
+  for (int slot : slots) {
+    for (int peer = 0; peer < world_; ++peer) {
+      if (peer != rank_) tell_consumed(line(peer, slot, kConsumedLine) + rank_, epochs_[slot]);
+    }
+  }
+  for (int slot : slots) wait_arrival(slot, kConsumedLine, (1u << world_) - 1, stream);
 }
 bool Signals::failed() const { return record_->ready != 0; }
 

@@ -10,6 +10,7 @@ using namespace fast_cp;
 namespace {
 
 constexpr int64_t kPage = kWindowAlignment;
+constexpr Wanted kCaptured{-1, true, true}, kManaged{-1, true, false};
 
 template <typename Call>
 std::string error_of(Call call) {
@@ -39,8 +40,8 @@ bool disjoint(const WindowPlan& plan, int64_t begin, int64_t end) {
 
 void test_generations_take_turns() {
   WindowPlan plan(kPage, 100 * kPage, 16);
-  const Grant a = plan.acquire("kv", 5 * kPage, false), b = plan.acquire("kv", 4 * kPage, false);
-  const Grant c = plan.acquire("kv", kPage, false);
+  const Grant a = plan.acquire("kv", 5 * kPage), b = plan.acquire("kv", 4 * kPage);
+  const Grant c = plan.acquire("kv", kPage);
   check(a.moved && !b.moved && !c.moved, "only the first call cuts the pool");
   check(a.offset != b.offset && a.offset == c.offset && a.slot == c.slot && a.slot != b.slot,
         "two generations in turn");
@@ -48,40 +49,84 @@ void test_generations_take_turns() {
 
 void test_small_pool_has_one_generation() {
   WindowPlan plan(0, 8 * kPage, 16);
-  const Grant a = plan.acquire("kv", 5 * kPage, false), b = plan.acquire("kv", 5 * kPage, false);
+  const Grant a = plan.acquire("kv", 5 * kPage), b = plan.acquire("kv", 5 * kPage);
   check(a.offset == b.offset && a.slot == b.slot, "one generation where two do not fit");
 }
 
 void test_second_generation_makes_room() {
   WindowPlan plan(0, 10 * kPage, 16);
-  plan.acquire("kv", 5 * kPage, false);
-  check(plan.acquire("q", 4 * kPage, false).offset >= 0, "a new window takes the place of a second generation");
+  plan.acquire("kv", 5 * kPage);
+  check(plan.acquire("q", 4 * kPage).offset >= 0, "a new window takes the place of a second generation");
   check(disjoint(plan, 0, 10 * kPage), "disjoint after it");
 }
 
 void test_error_names_bytes_and_changes_nothing() {
   WindowPlan plan(0, 10 * kPage, 16);
-  const Grant before = plan.acquire("kv", 5 * kPage, false);
-  const std::string error = error_of([&] { plan.acquire("kv", 20 * kPage, false); });
+  const Grant before = plan.acquire("kv", 5 * kPage);
+  const std::string error = error_of([&] { plan.acquire("kv", 20 * kPage); });
   check(error.find("pool_bytes=" + std::to_string(20 * kPage)) != std::string::npos,
         "the error names the bytes: " + error);
-  plan.acquire("kv", 5 * kPage, false);
-  check(plan.acquire("kv", 5 * kPage, false).offset == before.offset, "the plan is as before");
+  plan.acquire("kv", 5 * kPage);
+  check(plan.acquire("kv", 5 * kPage).offset == before.offset, "the plan is as before");
   WindowPlan enough(0, 20 * kPage, 16);
-  check(error_of([&] { enough.acquire("kv", 20 * kPage, false); }).empty(), "the named size is enough");
+  check(error_of([&] { enough.acquire("kv", 20 * kPage); }).empty(), "the named size is enough");
 }
 
 void test_captured_window_never_moves() {
   WindowPlan plan(0, 100 * kPage, 16);
-  check(!error_of([&] { plan.acquire("kv", kPage, true); }).empty(), "a new window cannot be captured");
-  plan.acquire("kv", 4 * kPage, false);
-  const Grant captured = plan.acquire("kv", 4 * kPage, true);
-  check(plan.pinned(captured.slot), "captured means pinned");
+  check(!error_of([&] { plan.acquire("kv", kPage, kCaptured); }).empty(), "a new window cannot be captured");
+  plan.acquire("kv", 4 * kPage);
+  const Grant captured = plan.acquire("kv", 4 * kPage, kCaptured);
   for (int pages = 8; pages < 40; pages += 8) {
-    const Grant grown = plan.acquire("kv", pages * kPage, false);
+    const Grant grown = plan.acquire("kv", pages * kPage);
     const bool apart = grown.offset >= captured.offset + 4 * kPage || grown.offset + pages * kPage <= captured.offset;
     check(apart && grown.slot != captured.slot, "growth leaves the captured generation alone");
   }
+}
+
+// A managed capture leaves no trace: the ranks that capture and those that call eagerly decide alike.
+void test_managed_capture_pins_nothing() {
+  WindowPlan capturing(0, 100 * kPage, 16), eager(0, 100 * kPage, 16);
+  check(!error_of([&] { capturing.acquire("kv", kPage, kManaged); }).empty(), "a new window cannot be captured");
+  for (WindowPlan* plan : {&capturing, &eager}) plan->acquire("kv", 4 * kPage);
+  const int64_t version = capturing.version();
+  for (int i = 0; i < 3; ++i) {
+    const Grant a = capturing.acquire("kv", 4 * kPage, kManaged), b = eager.acquire("kv", 4 * kPage);
+    check(a.slot == b.slot && a.offset == b.offset, "the same turn, captured or not");
+  }
+  check(capturing.version() == version, "a capture moves nothing");
+  const Grant a = capturing.acquire("kv", 8 * kPage), b = eager.acquire("kv", 8 * kPage);
+  check(a.slot == b.slot && a.offset == b.offset && a.movable == b.movable, "growth after a managed capture");
+  check(a.movable.size() == 2, "both generations are waited for");
+}
+
+void test_version_grows_when_windows_change_places() {
+  WindowPlan plan(0, 100 * kPage, 16);
+  plan.acquire("a", 4 * kPage);
+  const int64_t first = plan.version();
+  plan.acquire("a", 2 * kPage), plan.acquire("a", 4 * kPage);
+  check(plan.version() == first, "calls that fit move nothing");
+  plan.acquire("a", 8 * kPage);
+  const int64_t grown = plan.version();
+  check(grown > first, "growth moves the second generation");
+  plan.acquire("b", 4 * kPage);
+  check(plan.version() > grown, "a new window takes the place of a second generation");
+  WindowPlan apart(0, 8 * kPage, 16);
+  apart.acquire("a", 5 * kPage), apart.acquire("b", 2 * kPage);
+  check(apart.version() == 0, "a new window beside one that stays");
+}
+
+void test_explicit_generation_is_taken_and_sets_the_turn() {
+  WindowPlan plan(0, 100 * kPage, 16);
+  const Grant a = plan.acquire("kv", kPage, {0, false, false}), b = plan.acquire("kv", kPage, {1, false, false});
+  check(a.slot != b.slot && a.sibling == b.slot && b.sibling == a.slot, "two generations, siblings");
+  check(plan.acquire("kv", kPage, {1, false, false}).slot == b.slot, "the same one again");
+  check(plan.acquire("kv", kPage).slot == a.slot, "then the other one's turn");
+  check(plan.acquire("kv", kPage, {0, false, false}).slot == a.slot && plan.acquire("kv", kPage).slot == b.slot,
+        "the turn follows");
+  WindowPlan small(0, 8 * kPage, 16);
+  const Grant only = small.acquire("kv", 5 * kPage, {1, false, false});
+  check(only.slot == small.acquire("kv", 5 * kPage, {0, false, false}).slot && only.offset == 0, "the only one");
 }
 
 void test_random_calls_agree_and_stay_apart() {
@@ -94,9 +139,10 @@ void test_random_calls_agree_and_stay_apart() {
       const std::string tag(1, char('a' + random.below(5)));
       const int64_t bytes = random.between(1, 24 * kPage);
       const bool capturing = random.below(10) == 0;
+      const Wanted wanted{int(random.between(-1, 1)), capturing, capturing};
       Grant grant, again;
-      const std::string error = error_of([&] { grant = one.acquire(tag, bytes, capturing); });
-      check(error == error_of([&] { again = other.acquire(tag, bytes, capturing); }), "the same error");
+      const std::string error = error_of([&] { grant = one.acquire(tag, bytes, wanted); });
+      check(error == error_of([&] { again = other.acquire(tag, bytes, wanted); }), "the same error");
       check(grant.slot == again.slot && grant.offset == again.offset, "two ranks cut alike");
       check(disjoint(one, kPage, end), "no overlap");
       if (!error.empty()) continue;
@@ -115,15 +161,14 @@ void test_random_calls_agree_and_stay_apart() {
 
 void test_open_window_does_not_grow() {
   WindowPlan plan(0, 100 * kPage, 16);
-  plan.set_open(plan.acquire("kv", kPage, false).slot, true);
-  check(error_of([&] { plan.acquire("kv", 9 * kPage, false); }).find("in use") != std::string::npos,
-        "open means no growth");
+  plan.set_open(plan.acquire("kv", kPage).slot, true);
+  check(error_of([&] { plan.acquire("kv", 9 * kPage); }).find("in use") != std::string::npos, "open means no growth");
 }
 
 void test_slots_run_out_with_a_sentence() {
   WindowPlan plan(0, 1000 * kPage, 4);
-  plan.acquire("a", 1, false), plan.acquire("b", 1, false);
-  check(error_of([&] { plan.acquire("c", 1, false); }).find("all 4 slots") != std::string::npos, "slots run out");
+  plan.acquire("a", 1), plan.acquire("b", 1);
+  check(error_of([&] { plan.acquire("c", 1); }).find("all 4 slots") != std::string::npos, "slots run out");
 }
 
 }  // namespace
@@ -134,6 +179,9 @@ int main() {
   test_second_generation_makes_room();
   test_error_names_bytes_and_changes_nothing();
   test_captured_window_never_moves();
+  test_managed_capture_pins_nothing();
+  test_version_grows_when_windows_change_places();
+  test_explicit_generation_is_taken_and_sets_the_turn();
   test_random_calls_agree_and_stay_apart();
   test_open_window_does_not_grow();
   test_slots_run_out_with_a_sentence();

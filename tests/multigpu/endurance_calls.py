@@ -83,7 +83,7 @@ class Work:
         case, own = self.case, self.sources
         q = own["q"] if case.with_query else None
         windows = fu.exchange_start(q, own["k"], own["v"], case.split, tag="in", transfer=case.transfer)
-        for chunk in range(case.split.num_chunks):
+        for chunk in range(len(case.split.chunks)):
             fu.exchange_wait(windows, chunk, tag="in")
         for name, window in zip("qkv", windows, strict=True):
             if name != "q" or q is not None:
@@ -93,7 +93,7 @@ class Work:
     def give_back(self, wrong: Tensor | None) -> None:
         case = self.case
         window = fu.return_start(self.sources["o"], case.split, tag="out", transfer=case.transfer)
-        for chunk in range(case.split.num_chunks):
+        for chunk in range(len(case.split.chunks)):
             fu.exchange_wait([window], chunk, tag="out")
         self.compare("o", window, wrong)
         fu.exchange_done([window], tag="out")
@@ -115,7 +115,7 @@ class Work:
 
     def projection(self, wrong: Tensor | None) -> None:
         own, case, heads = self.sources, self.case, self.case.split.kv_heads[0]
-        groups = min(case.split.num_chunks, heads)
+        groups = min(len(case.split.chunks), heads)
         k, v, k_slot, v_slot = fu.kv_projection_prepare(
             own["k"], case.batch, case.split.seq_lens, heads, case.head_dim, num_groups=groups
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 POISON, TEXT = 0x7FA5, 0x1234  # what no source holds; what a rank writes into its own text rows
 TRANSFERS = ("ce", "sm", "tma")
+CHUNKS = ((1,), (1,), (1, 1), (1, 3, 2))  # weights
 ROLES = {"q": 0, "k": 1, "v": 2, "o": 3}
 
 
@@ -24,6 +25,7 @@ class Case:
     overlapped: bool
     with_query: bool
     packed: bool
+    own_chunks: int = -1
 
     @property
     def degree(self) -> int:
@@ -40,10 +42,10 @@ def random_case(rng: random.Random, seed: int, world: int, *, large: bool = Fals
         seq = (longest,) * world
     front, back = (rng.randint(0, 9), rng.randint(0, 5)) if rng.random() < 0.5 else (0, 0)
     text = fu.TextRows(front, back, front, back) if rng.random() < 0.5 else fu.TextRows(front, back)
-    split = fu.Split(seq, tuple(h * ratio for h in kv), kv, rng.choice((1, 1, 2, 3)), text)
+    split = fu.Split(seq, tuple(h * ratio for h in kv), kv, rng.choice(CHUNKS), text)
     return Case(
         seed, rng.choice((1, 1, 2)), rng.choice((8, 64, 96, 128)), split, rng.choice(TRANSFERS),
-        rng.random() < 0.4, degree > 1 or rng.random() < 0.3, rng.random() < 0.3,
+        rng.random() < 0.4, degree > 1 or rng.random() < 0.3, rng.random() < 0.3, rng.choice((-1, -1, 0, 1)),
     )  # fmt: skip
 
 
@@ -88,6 +90,14 @@ class Expected:
         parts = [source(case, r, role, case.split.seq_lens[r], sum(counts))[:, :, heads] for r in ranks]
         return torch.cat(parts, 1)
 
+    def place_own(self, window: Tensor, role: str, heads: slice) -> None:
+        """Put this rank's own rows of K or V where they were not copied to."""
+        split = self.case.split
+        own = source(self.case, self.rank, role, split.seq_lens[self.rank], sum(split.kv_heads))
+        first, before = split.text.kv_front + sum(split.seq_lens[: self.rank]), sum(split.kv_heads[: self.index])
+        rows = slice(first, first + split.seq_lens[self.rank])
+        window[:, rows, heads] = own[:, :, before + heads.start : before + heads.stop]
+
     def held(self, index: int) -> Tensor:
         """The output of the rank with ``index`` in this rank's group, text rows included."""
         split, text = self.case.split, self.case.split.text
@@ -113,7 +123,9 @@ def run_in(case: Case, rank: int, busy: Tensor, tag: str = "in") -> list[str]:
     rows = split.seq_lens[rank]
     sources = {n: source(case, rank, n, rows, sum(split.q_heads if n == "q" else split.kv_heads)) for n in names}
     q = sources.get("q")
-    windows = fu.exchange_start(q, sources["k"], sources["v"], split, tag=tag, transfer=case.transfer)
+    windows = fu.exchange_start(
+        q, sources["k"], sources["v"], split, tag=tag, transfer=case.transfer, own_chunks=case.own_chunks
+    )
     del sources, q  # the library must keep them alive
     by_name = dict(zip("qkv", windows, strict=True))
     edges = {
@@ -127,11 +139,13 @@ def run_in(case: Case, rank: int, busy: Tensor, tag: str = "in") -> list[str]:
         torch.mm(busy, busy)
     copies = {n: torch.full_like(by_name[n].view(torch.int16), POISON).view(torch.bfloat16) for n in names}
     own = (split.q_heads[want.index], split.kv_heads[want.index])
-    for chunk, (q_heads, kv_heads) in enumerate(fu.chunk_heads(*own, split.num_chunks)):
+    for chunk, (q_heads, kv_heads) in enumerate(fu.chunk_heads(*own, split.chunks)):
         fu.exchange_wait(windows, chunk, tag=tag)
         for n in names:
             heads = q_heads if n == "q" else kv_heads
             copies[n][:, :, heads] = by_name[n][:, :, heads]
+            if n != "q" and 0 <= case.own_chunks <= chunk:
+                want.place_own(copies[n], n, heads)
     for n in names:
         mark(by_name[n], POISON)
     fu.exchange_done(windows, tag=tag)
@@ -153,12 +167,12 @@ def run_out(case: Case, rank: int, busy: Tensor, tag: str = "out") -> list[str]:
     window = fu.return_start(
         held, case.split, tag=tag, transfer=case.transfer, send_text=send_text, send_now=not case.overlapped
     )
-    for chunk in range(case.split.num_chunks):
+    for chunk in range(len(case.split.chunks)):
         if case.overlapped:
             torch.mm(busy, busy)
             fu.exchange_send([held], [window], chunk, tag=tag)
     del held
-    for chunk in range(case.split.num_chunks):
+    for chunk in range(len(case.split.chunks)):
         fu.exchange_wait([window], chunk, tag=tag)
     copy = window.clone()
     mark(window, POISON)
@@ -194,7 +208,7 @@ def run_projection(case: Case, rank: int, busy: Tensor) -> list[str]:
     split, want = case.split, Expected(case, rank)
     heads = split.kv_heads[0]
     k, v = (source(case, rank, n, split.seq_lens[rank], heads) for n in "kv")
-    groups = min(split.num_chunks, heads)
+    groups = min(len(split.chunks), heads)
     k_full, v_full, k_slot, v_slot = fu.kv_projection_prepare(
         k, case.batch, split.seq_lens, heads, case.head_dim, num_groups=groups
     )

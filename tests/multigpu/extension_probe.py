@@ -84,7 +84,7 @@ class Step:
 
     def __init__(self, rank: int, world: int, transfer: str) -> None:
         self.rank, self.world, self.transfer = rank, world, transfer
-        self.split = fu.Split(tuple(200 + 8 * r for r in range(world)), (4,) * world, (2,) * world, 2)
+        self.split = fu.Split(tuple(200 + 8 * r for r in range(world)), (4,) * world, (2,) * world, (1, 1))
         self.inputs = {n: t.clone() for n, t in self.sources(0).items()}
 
     def case(self, seed: int) -> cases.Case:
@@ -101,18 +101,20 @@ class Step:
         return {"k": torch.cat(gathered, 1), "q": want.sent("q"), "v": want.sent("v"), "o": want.returned(False)}
 
     def __call__(self) -> dict[str, torch.Tensor]:
+        k, v = self.inputs["k"], self.inputs["v"]
+        gathered = fu.all_gather_kv_4d(k, v, self.split.seq_lens, tag="graph_kv", transfer=self.transfer)
+        return {"k": gathered[0].clone()} | self.exchange()
+
+    def exchange(self, generation: int = -1) -> dict[str, torch.Tensor]:
         q, k, v, o = (self.inputs[n] for n in "qkvo")
-        results = {
-            "k": fu.all_gather_kv_4d(k, v, self.split.seq_lens, tag="graph_kv", transfer=self.transfer)[0].clone()
-        }
-        windows = fu.exchange_start(q, k, v, self.split, tag="graph_in", transfer=self.transfer)
+        windows = fu.exchange_start(q, k, v, self.split, tag="graph_in", transfer=self.transfer, generation=generation)
         for chunk in range(2):
             fu.exchange_wait(windows, chunk, tag="graph_in")
-        results |= {"q": windows[0].clone(), "v": windows[2].clone()}
+        results = {"q": windows[0].clone(), "v": windows[2].clone()}
         for window in windows:
             cases.mark(window, cases.POISON)
         fu.exchange_done(windows, tag="graph_in")
-        window = fu.return_start(o, self.split, tag="graph_out", transfer=self.transfer)
+        window = fu.return_start(o, self.split, tag="graph_out", transfer=self.transfer, generation=generation)
         for chunk in range(2):
             fu.exchange_wait([window], chunk, tag="graph_out")
         results["o"] = window.clone()
@@ -147,11 +149,48 @@ def graph_replays(rank: int, world: int, replays: int, transfer: str) -> dict[st
     return {"replays": replays, "wrong": common.total(wrong)}
 
 
+def mixed_replays(rank: int, world: int, replays: int) -> dict[str, Any]:
+    """The first rank replays a graph of two exchanges that it owns, while the others call; then the windows move."""
+    work, wrong = Step(rank, world, "ce"), []
+
+    def both() -> list[dict[str, torch.Tensor]]:
+        return [work.exchange(generation) for generation in (0, 1)]
+
+    results, version = both(), fu.layout_version()
+    common.together()
+    graph = torch.cuda.CUDAGraph()
+    if rank == 0:
+        with fu.managed_capture(), torch.cuda.graph(graph):
+            results = both()
+    common.together()
+    unmoved = fu.layout_version() == version
+    for replay in range(replays):
+        seed = 30_000 + replay
+        for name, tensor in work.sources(seed).items():
+            work.inputs[name].copy_(tensor)
+        if replay % world == rank:
+            torch.cuda._sleep(2_000_000)
+        if rank == 0:
+            graph.replay()
+        else:
+            results = both()
+        want = work.expected(seed)
+        wrong += [f"mixed replay {replay}, {n}" for found in results for n in found if cases.differs(found[n], want[n])]
+    fu.check()
+    k = torch.zeros(1, 4 * work.split.seq_lens[0], 2 * world, 128, device="cuda", dtype=torch.bfloat16)
+    larger = fu.Split((k.shape[1],) * world, (2 * world,), (2 * world,))
+    fu.exchange_done(fu.exchange_start(None, k, k, larger, tag="graph_in"), tag="graph_in")
+    moved = fu.layout_version() > version
+    return {"replays": replays, "wrong": common.total(wrong), "version": unmoved and moved}
+
+
 def verdict(report: dict[str, Any]) -> dict[str, bool]:
     checks = {
         "shapes": report["shapes"]["wrong"] == 0,
         "removed waits are seen": report["removed_waits"]["caught"] > 0,
         **{f"graph {t}": report[f"graph_{t}"]["wrong"] == 0 for t in cases.TRANSFERS},
+        "one rank replays, the others call": report["mixed"]["wrong"] == 0,
+        "the layout's version grows when windows move": report["mixed"]["version"],
     }
     if "rates" in report:
         large = [row for row in report["rates"] if row["megabytes"] >= 64]
@@ -163,14 +202,15 @@ def verdict(report: dict[str, Any]) -> dict[str, bool]:
 
 
 def show(report: dict[str, Any]) -> None:
-    rows = report.get("rates", [])
-    if rows:
+    if "rates" not in report:
+        return
+    for title, rows in (("GB/s", report["rates"]), (f"{speed.IN_A_ROW} in a row", report["back_to_back"])):
         names = [n for n in rows[0] if n != "megabytes"]
-        print("GB/s   " + " ".join(f"{n:>12}" for n in names))
+        print(f"{title:12}" + " ".join(f"{n:>12}" for n in names))
         for row in rows:
-            print(f"{row['megabytes']:4d} MB" + " ".join(f"{row[n]:12.1f}" for n in names))
-        for name in ("round_trips", "gemm", "calls"):
-            print(name + ": " + ", ".join(f"{k} {v:.2f}" for k, v in report[name].items()))
+            print(f"{row['megabytes']:9d} MB" + " ".join(f"{row[n]:12.1f}" for n in names))
+    for name in ("round_trips", "gemm", "calls"):
+        print(name + ": " + ", ".join(f"{k} {v:.2f}" for k, v in report[name].items()))
 
 
 def main() -> int:
@@ -184,12 +224,14 @@ def main() -> int:
         "shapes": lambda: random_shapes(rank, world, options),
         "removed_waits": lambda: removed_waits(rank, world),
         **{f"graph_{t}": partial(graph_replays, rank, world, options.replays, t) for t in cases.TRANSFERS},
+        "mixed": lambda: mixed_replays(rank, world, options.replays),
     }
     if not options.skip_speed:
         steps |= {
             "rates": lambda: speed.rates(rank, world),
+            "back_to_back": lambda: speed.back_to_back(rank, world),
             "round_trips": lambda: speed.round_trips(rank, world),
-            "gemm": lambda: speed.gemm_cost(world),
+            "gemm": lambda: speed.gemm_cost(rank, world),
             "calls": lambda: speed.call_times(world),
         }
     for name, call in steps.items():

@@ -2,35 +2,32 @@
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import common
 import fast_ulysses as fu
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 SIZES_MB = (1, 4, 16, 64, 256)
-MB = 1 << 20
+LARGE_MB = (64, 256)
+IN_A_ROW = 8
+HEAD_START = 600_000  # cycles, some 300 µs: the host launches what is measured while the GPU sleeps
 
 
-def slowest(value: float) -> float:
-    """The largest value of any rank."""
-    tensor = torch.tensor([value], device="cuda", dtype=torch.float64)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return float(tensor.item())
+def milliseconds(call: Callable[[], object], repeats: int = 10, calls: int = 1, *, host: bool = False) -> float:
+    """The median over ``repeats`` of the time per call on the GPU, of the slowest rank.
 
-
-def together() -> None:
-    torch.cuda.synchronize()
-    dist.barrier()
-    torch.cuda.synchronize()
-
-
-def milliseconds(call: Callable[[], object], repeats: int = 10, calls: int = 1) -> float:
-    """The median over ``repeats`` of the time per call on the GPU, of the slowest rank."""
+    The host is ahead, so that its launches are queued before the clock starts; with ``host`` it is not, and its time
+    is included.
+    """
     times = []
     for _ in range(repeats + 2):
-        together()
+        common.together()
+        if not host:
+            torch.cuda._sleep(HEAD_START)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(calls):
@@ -38,18 +35,18 @@ def milliseconds(call: Callable[[], object], repeats: int = 10, calls: int = 1) 
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / calls)
-    return slowest(statistics.median(times[2:]))
+    return common.largest(statistics.median(times[2:]))
 
 
 def kv(megabytes: int, world: int) -> tuple[Tensor, Tensor, list[int]]:
     """K and V of this rank that hold ``megabytes`` together, heads as in Wan (40 × 128)."""
-    rows = max(1, megabytes * MB // (2 * 40 * 128 * 2))
+    rows = max(1, megabytes * common.MB // (2 * 40 * 128 * 2))
     k = torch.randn(1, rows, 40, 128, device="cuda", dtype=torch.bfloat16)
     return k, k.clone(), [rows] * world
 
 
-def rate(call: Callable[[], object], payload: int) -> float:
-    return payload / milliseconds(call) / 1e6
+def rate(call: Callable[[], object], payload: int, calls: int = 1) -> float:
+    return payload / milliseconds(call, calls=calls) / 1e6
 
 
 def rates_of(megabytes: int, rank: int, world: int) -> dict[str, Any]:
@@ -74,6 +71,22 @@ def rates(rank: int, world: int) -> list[dict[str, Any]]:
     return [rates_of(size, rank, world) for size in SIZES_MB]
 
 
+def back_to_back(rank: int, world: int) -> list[dict[str, Any]]:
+    """GB/s of ``IN_A_ROW`` calls without a pause, where what one call costs beside its copies shows."""
+    rows, copy = [], torch.ops.fast_ulysses.fast_cp_peer_copy
+    for size in LARGE_MB:
+        k, v, seq = kv(size, world)
+        sent, flat = 2 * k.numel() * 2, torch.cat([k, v], 1)
+        to_all, right = sent * (world - 1), (rank + 1) % world
+        calls: dict[str, tuple[Callable[[], object], int]] = {
+            "flat_ce": (partial(copy, flat, right, "flat", "ce"), sent),
+            "gather_ce": (partial(fu.all_gather_kv_4d, k, v, seq, transfer="ce"), to_all),
+            "in_place_ce": (partial(in_place, k, seq), to_all),
+        }
+        rows.append({"megabytes": size} | {n: rate(call, payload, IN_A_ROW) for n, (call, payload) in calls.items()})
+    return rows
+
+
 def in_place(k: Tensor, seq: list[int]) -> None:
     k_full, v_full, *_ = fu.kv_projection_prepare(k, 1, seq, 40, 128)
     fu.kv_projection_send_ce_group(k_full, v_full, 0)
@@ -94,8 +107,9 @@ def gemm_beside(a: Tensor, send: Callable[[], Callable[[], None]]) -> float:
     """Milliseconds of ``a`` times itself, launched after ``send``; what ``send`` returns ends the transfer."""
     out, times = torch.empty_like(a), []
     for _ in range(12):
-        together()
+        common.together()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(HEAD_START)
         finish = send()
         start.record()
         torch.mm(a, a, out=out)
@@ -103,11 +117,14 @@ def gemm_beside(a: Tensor, send: Callable[[], Callable[[], None]]) -> float:
         finish()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
-    return slowest(statistics.median(times[2:]))
+    return common.largest(statistics.median(times[2:]))
 
 
-def gemm_cost(world: int) -> dict[str, float]:
-    """Milliseconds of an 8192³ GEMM, and per cent that it takes longer while 256 MB travel to every peer."""
+def gemm_cost(rank: int, world: int) -> dict[str, float]:
+    """Milliseconds of an 8192³ GEMM, and per cent that it takes longer while 256 MB travel to every peer.
+
+    ``flat_ce``: beside one flat copy of the same bytes to one peer, which is what the hardware itself costs.
+    """
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     k, v, seq = kv(256, world)
     split = fu.Split(tuple(seq), (40,), (40,))
@@ -121,18 +138,27 @@ def gemm_cost(world: int) -> dict[str, float]:
         fu.kv_projection_send_ce_group(k_full, v_full, 0)
         return lambda: fu.projection_sync(k_full, v_full, 0)
 
+    flat, side = torch.cat([k, v], 1), torch.cuda.Stream()
+
+    def flat_copy() -> Callable[[], None]:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.ops.fast_ulysses.fast_cp_peer_copy(flat, (rank + 1) % world, "flat", "ce")
+        return lambda: torch.cuda.current_stream().wait_stream(side)
+
     def alone() -> Callable[[], None]:
         return lambda: None
 
     base = gemm_beside(a, alone)
     beside = {t: gemm_beside(a, lambda t=t: exchange(t)) for t in ("ce", "sm", "tma")}
     beside["in_place_ce"] = gemm_beside(a, projection)
+    beside["flat_ce"] = gemm_beside(a, flat_copy)
     base = min(base, gemm_beside(a, alone))
     return {"alone_ms": base, **{f"{name}_percent": (ms / base - 1) * 100 for name, ms in beside.items()}}
 
 
 def call_times(world: int) -> dict[str, float]:
-    """Microseconds of small calls, alone and back to back: what the launches cost."""
+    """Microseconds of small calls: on the GPU, with the host's time, and back to back."""
     k, v, seq = kv(1, world)
     split = fu.Split(tuple(seq), (40,), (40,))
 
@@ -141,8 +167,9 @@ def call_times(world: int) -> dict[str, float]:
         fu.exchange_wait(windows, 0, tag="small")
         fu.exchange_done(windows, tag="small")
 
-    return {
-        "gather_1mb_us": milliseconds(lambda: fu.all_gather_kv_4d(k, v, seq)) * 1000,
-        "gather_1mb_back_to_back_us": milliseconds(lambda: fu.all_gather_kv_4d(k, v, seq), calls=20) * 1000,
-        "parts_1mb_back_to_back_us": milliseconds(parts, calls=20) * 1000,
-    }
+    found = {}
+    for name, call in (("gather", partial(fu.all_gather_kv_4d, k, v, seq)), ("parts", parts)):
+        found[f"{name}_1mb_us"] = milliseconds(call) * 1000
+        found[f"{name}_1mb_host_included_us"] = milliseconds(call, host=True) * 1000
+        found[f"{name}_1mb_back_to_back_us"] = milliseconds(call, calls=20, host=True) * 1000
+    return found

@@ -10,8 +10,8 @@ import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-EXCHANGE_SOURCES = ("runtime/exchange.cpp", "runtime/runtime.cpp", "runtime/heap.cpp", "runtime/streams.cpp",
-                    "transfer/copy_engine.cpp")  # fmt: skip
+EXCHANGE_SOURCES = ("runtime/exchange.cpp", "runtime/copies.cpp", "runtime/runtime.cpp", "runtime/heap.cpp",
+                    "runtime/streams.cpp", "transfer/copy_engine.cpp")  # fmt: skip
 
 
 def build_and_run(folder: Path, sources: list[str], *options: str, timeout: int = 110) -> str:
@@ -57,10 +57,18 @@ def cuda_include() -> Path | None:
     return next((f for f in folders if (f / "cuda_runtime.h").is_file() and (f / "crt").is_dir()), None)
 
 
-@pytest.mark.timeout(180)
-def test_exchanges_between_processes_on_a_fake_device(tmp_path: Path) -> None:
+def run_exchanges(folder: Path, test: str) -> str:
     headers = cuda_include()
     if headers is None:
         pytest.skip("there are no CUDA headers here: set CUDA_HOME or install the group cuda-build")
-    sources = ["tests/exchange_test.cpp", *EXCHANGE_SOURCES]
-    assert "missing ranks included" in build_and_run(tmp_path, sources, "-isystem", str(headers), timeout=120)
+    return build_and_run(folder, [f"tests/{test}", *EXCHANGE_SOURCES], "-isystem", str(headers), timeout=120)
+
+
+@pytest.mark.timeout(180)
+def test_exchanges_between_processes_on_a_fake_device(tmp_path: Path) -> None:
+    assert "missing ranks included" in run_exchanges(tmp_path, "exchange_test.cpp")
+
+
+@pytest.mark.timeout(180)
+def test_rules_of_an_exchange_on_a_fake_device(tmp_path: Path) -> None:
+    assert "all kept" in run_exchanges(tmp_path, "exchange_rules_test.cpp")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("extension")
 SOURCES = Path(__file__).parents[2] / "csrc" / "python"
 OPERATORS = {"fast_cp_device_info", "all_gather_kv_4d", "kv_projection_prepare", "kv_projection_send_ce_group",
              "projection_sync_prepare", "projection_sync", "fast_cp_all_to_all_qkv_4d",
-             "fast_cp_all_to_all_out_4d"}  # fmt: skip
+             "fast_cp_all_to_all_out_4d", "fast_cp_manage_capture", "fast_cp_layout_version"}  # fmt: skip
 
 CHILD = """
 import json
@@ -33,19 +33,24 @@ def error_of(call):
 
 def fake_shapes():
     q, k = (torch.empty(1, 6, h, 64, device="cuda", dtype=torch.bfloat16) for h in (6, 4))
-    split = fu.Split((6, 5), (3, 3), (2, 2), 2, fu.TextRows(2, 1, 2, 1))
+    split = fu.Split((6, 5), (3, 3), (2, 2), (1, 2), fu.TextRows(2, 1, 2, 1))
     shapes = {"gathered": fu.all_gather_kv_4d(k, k, (6, 5))[1]}
-    windows = fu.exchange_start(q, k, k, split, tag="in")
+    windows = fu.exchange_start(q, k, k, split, tag="in", own_chunks=1, generation=0)
     fu.exchange_wait(windows, 1, tag="in")
     fu.exchange_done(windows, tag="in")
     held = q.new_empty(1, 14, 3, 64)
     shapes |= {"q": windows[0], "k": windows[1], "home": fu.all_to_all_out_4d(held, split)}
-    shapes["home_with_text"] = fu.return_start(held, split, tag="out", send_text=True)
+    shapes["home_with_text"] = fu.return_start(held, split, tag="out", send_text=True, generation=1)
     k_full, v_full, k_slot, v_slot = fu.kv_projection_prepare(k, 1, (6, 5), 4, 64, num_groups=2)
     fu.kv_projection_send_ce_group(k_full, v_full, 0)
     fu.projection_sync_prepare(k_full, v_full, 0)
     fu.projection_sync(k_full, v_full, 0)
     return {name: list(t.shape) for name, t in (shapes | {"k_full": k_full, "v_slot": v_slot}).items()}
+
+def unlike():
+    with FakeTensorMode():
+        k = torch.empty(1, 6, 4, 64, device="cuda", dtype=torch.bfloat16)
+        fu.all_gather_kv_4d(k, k.to(torch.float16))
 
 on_cpu = torch.zeros(1, 4, 2, 64, dtype=torch.bfloat16)
 with FakeTensorMode():
@@ -58,7 +63,15 @@ print(json.dumps({
     "cpu_tensor": error_of(lambda: fu.all_gather_kv_4d(on_cpu, on_cpu)),
     "cpu_tensor_to_operator": error_of(lambda: torch.ops.fast_ulysses.all_gather_kv_4d(on_cpu, on_cpu)),
     "uneven_counts": error_of(lambda: fu.Split((4, 4), (2,), (1, 1))),
-    "chunks": [[q.start, q.stop, k.start, k.stop] for q, k in fu.chunk_heads(10, 5, 2)],
+    "no_weight": error_of(lambda: fu.Split((4, 4), (2,), (2,), (1, 0))),
+    "too_many_chunks": error_of(lambda: fu.Split((4, 4), (2,), (2,), (1,) * 33)),
+    "unlike": error_of(unlike),
+    "no_generation": error_of(lambda: fu.exchange_start(None, on_cpu, on_cpu, fu.Split((4,), (2,), (2,)), tag="in",
+                                                        generation=2)),
+    "not_managed": error_of(fu.managed_capture().__enter__),
+    "chunks": [[q.start, q.stop, k.start, k.stop] for q, k in fu.chunk_heads(10, 5, (1, 1))],
+    "weighted": [[q.start, q.stop, k.start, k.stop] for q, k in fu.chunk_heads(10, 5, (1, 3, 1))],
+    "no_ratio": [[q.start, q.stop, k.start, k.stop] for q, k in fu.chunk_heads(7, 5, (1, 3))],
     "library": str(fu.library_path()),
     "version": fu.__version__,
 }))
@@ -100,11 +113,16 @@ def test_device_info_says_that_there_is_no_gpu(told: dict[str, Any]) -> None:
 def test_an_operator_without_a_runtime_says_what_to_do(told: dict[str, Any]) -> None:
     assert "init_fast_cp" in told["no_runtime"]
     assert "init_fast_cp" in told["cpu_tensor_to_operator"]
+    assert "init_fast_cp" in told["not_managed"]
 
 
 def test_wrong_arguments_end_in_a_sentence(told: dict[str, Any]) -> None:
     assert told["cpu_tensor"].startswith("ValueError: k lies on cpu")
     assert "must be the same number" in told["uneven_counts"]
+    assert told["no_weight"] == "ValueError: weights of chunks must be 1 to 1000000: (1, 0)"
+    assert told["too_many_chunks"] == "ValueError: chunks must hold 1 to 32 weights, not 33"
+    assert told["unlike"] == "ValueError: k and v have different dtypes: torch.bfloat16, torch.float16"
+    assert "give 0 or 1" in told["no_generation"]
 
 
 def test_fake_implementations_give_the_shapes(told: dict[str, Any]) -> None:
@@ -121,6 +139,8 @@ def test_fake_implementations_give_the_shapes(told: dict[str, Any]) -> None:
 
 def test_chunks_keep_the_ratio_of_query_and_key_heads(told: dict[str, Any]) -> None:
     assert told["chunks"] == [[0, 4, 0, 2], [4, 10, 2, 5]]
+    assert told["weighted"] == [[0, 2, 0, 1], [2, 8, 1, 4], [8, 10, 4, 5]]
+    assert told["no_ratio"] == [[0, 1, 0, 1], [1, 7, 1, 5]]
 
 
 def test_only_stable_symbols_are_needed(told: dict[str, Any]) -> None:

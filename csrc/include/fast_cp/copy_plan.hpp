@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace fast_cp {
@@ -24,20 +25,30 @@ constexpr int kRoles = 4;
 struct Exchange {
   int world = 1;
   int ulysses = 1;
-  int num_chunks = 1;  // head groups that are sent, announced and awaited one by one
   int64_t batch = 1;
-  int64_t head_bytes = 0;         // head_dim × element size
-  std::vector<int64_t> seq;       // tokens of each rank; zero is allowed
-  std::vector<int64_t> q_heads;   // query heads of each index in the group
-  std::vector<int64_t> kv_heads;  // key and value heads of each index
+  int64_t head_bytes = 0;          // head_dim × element size
+  std::vector<int64_t> chunks{1};  // weights of the head groups that are sent, announced and awaited one by one
+  std::vector<int64_t> seq;        // tokens of each rank; zero is allowed
+  std::vector<int64_t> q_heads;    // query heads of each index in the group
+  std::vector<int64_t> kv_heads;   // key and value heads of each index
   int64_t kv_text_front = 0, kv_text_back = 0;
   int64_t q_text_front = 0, q_text_back = 0;  // of queries and output; zero where the text asks nothing
+
+  int num_chunks() const { return int(chunks.size()); }
+  auto tied() const {
+    return std::tie(world, ulysses, batch, head_bytes, chunks, seq, q_heads, kv_heads, kv_text_front, kv_text_back,
+                    q_text_front, q_text_back);
+  }
+  bool operator==(const Exchange& other) const { return tied() == other.tied(); }
 };
+
+constexpr int64_t kLargestChunkWeight = 1000000;  // heads × sum of weights must not overflow
 
 // Bytes between neighbours in a source tensor (batch, rows, heads, head_dim) whose last two dimensions are contiguous.
 struct SourceStrides {
   int64_t row = 0;
   int64_t batch = 0;
+  bool operator==(const SourceStrides& other) const { return row == other.row && batch == other.batch; }
 };
 
 // `batches` × `rows` pieces of `row_bytes`. Offsets count bytes from the source's first element and the window's.
@@ -80,11 +91,14 @@ inline int64_t group_rows(const Exchange& x, int rank) {
   return sum_of(x.seq, first, first + x.ulysses);
 }
 
-// Heads of chunk `chunk` among the key and value heads of `index`, counted from that index's first head.
-inline Range kv_chunk(const Exchange& x, int index, int chunk) {
-  const int64_t heads = x.kv_heads[index];
-  return {heads * chunk / x.num_chunks, heads * (chunk + 1) / x.num_chunks};
+// `heads` heads split by the chunks' weights. A chunk may be empty.
+inline Range weighted_part(const Exchange& x, int64_t heads, int chunk) {
+  const int64_t all = sum_of(x.chunks), before = sum_of(x.chunks, 0, chunk);
+  return {heads * before / all, heads * (before + x.chunks[chunk]) / all};
 }
+
+// Heads of chunk `chunk` among the key and value heads of `index`, counted from that index's first head.
+inline Range kv_chunk(const Exchange& x, int index, int chunk) { return weighted_part(x, x.kv_heads[index], chunk); }
 
 // The same for query heads: those that belong to the chunk's key heads where the two counts form a GQA ratio.
 inline Range q_chunk(const Exchange& x, int index, int chunk) {
@@ -93,7 +107,7 @@ inline Range q_chunk(const Exchange& x, int index, int chunk) {
     const Range range = kv_chunk(x, index, chunk);
     return {range.begin * (q / kv), range.end * (q / kv)};
   }
-  return {q * chunk / x.num_chunks, q * (chunk + 1) / x.num_chunks};
+  return weighted_part(x, q, chunk);
 }
 
 inline bool is_kv(int role) { return role == kKey || role == kValue; }
@@ -148,7 +162,11 @@ inline std::string problem_with(const Exchange& x) {
   if (x.kv_text_front < 0 || x.kv_text_back < 0 || x.q_text_front < 0 || x.q_text_back < 0) {
     return "counts of text rows must not be negative";
   }
-  if (x.num_chunks < 1) return "the number of chunks must be at least 1, not " + str(x.num_chunks);
+  if (x.chunks.empty()) return "chunks is empty; give a weight for each head group ([1] for one)";
+  for (int64_t weight : x.chunks) {
+    if (weight < 1 || weight > kLargestChunkWeight)
+      return "weights of chunks must be 1 to " + str(kLargestChunkWeight) + ", not " + str(weight);
+  }
   if (x.batch < 1 || x.head_bytes < 1) return "batch and head dimension must be at least 1";
   return {};
 }
@@ -180,14 +198,17 @@ inline std::vector<int> peers_in_order(int first, int count, int rank) {
 
 // What `rank` sends. `strides` is indexed by role; a role whose bit is missing in `roles` stays at home. With
 // `own_in_place` the sources lie in the rank's own windows already (at their rows), so it sends nothing to itself.
+// `own_chunks`: of how many chunks it copies its own K and V rows into its own windows; -1 for all. Its own Q rows are
+// always copied, since its heads' queries of the whole group must lie in one window.
 inline std::vector<Copy> plan_send(const Exchange& x, int rank, const SourceStrides* strides, unsigned roles,
-                                   bool own_in_place = false) {
+                                   bool own_in_place = false, int own_chunks = -1) {
   std::vector<Copy> plan;
-  for (int chunk = 0; chunk < x.num_chunks; ++chunk) {
+  for (int chunk = 0; chunk < x.num_chunks(); ++chunk) {
     for (int peer : peers_in_order(0, x.world, rank)) {
       if (own_in_place && peer == rank) continue;
       for (int role : {kKey, kValue, kQuery}) {
         if (!(roles >> role & 1u) || (role == kQuery && group_of(x, peer) != group_of(x, rank))) continue;
+        if (peer == rank && is_kv(role) && own_chunks >= 0 && chunk >= own_chunks) continue;
         const int index = index_of(x, peer);
         const Range part = chunk_heads(x, role, index, chunk);
         const int64_t first = head_offset(x, role, index);
@@ -208,7 +229,7 @@ inline std::vector<Copy> plan_return(const Exchange& x, int rank, const SourceSt
   std::vector<Copy> plan;
   const int index = index_of(x, rank);
   const int64_t first = head_offset(x, kOutput, index);
-  for (int chunk = 0; chunk < x.num_chunks; ++chunk) {
+  for (int chunk = 0; chunk < x.num_chunks(); ++chunk) {
     const Range heads = chunk_heads(x, kOutput, index, chunk);
     for (int peer : peers_in_order(first_of_group(x, rank), x.ulysses, rank)) {
       const WindowShape window = window_of(x, peer, kOutput, text);

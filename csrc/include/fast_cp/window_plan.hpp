@@ -36,10 +36,19 @@ struct Window {
   std::array<Generation, 2> generations;
 };
 
+// What a call asks of its window.
+struct Wanted {
+  int generation = -1;     // 0 or 1; -1: take turns
+  bool capturing = false;  // a CUDA graph records this call: no window may change places for it
+  bool pin = false;        // what is granted never moves again
+};
+
 struct Grant {
   int slot = -1;
+  int sibling = -1;  // the slot of the tag's other generation
   int64_t offset = -1;
-  bool moved = false;  // windows changed places: wait until every reader of the old places is done
+  bool moved = false;        // the pool was cut anew: wait until every reader of the old places is done
+  std::vector<int> movable;  // then: the slots of all that did not have to stay where it was
 };
 
 inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
@@ -61,57 +70,65 @@ class WindowPlan {
  public:
   WindowPlan(int64_t begin, int64_t end, int max_slots) : begin_(begin), end_(end), max_slots_(max_slots) {}
 
-  // The generation of `tag` whose turn it is, at least `bytes` large. `capturing`: a CUDA graph records this call.
+  // A generation of `tag`, at least `bytes` large. Where the pool has room for one generation only, it is that one.
   // Throws std::runtime_error with a sentence and changes nothing where that cannot be.
-  Grant acquire(const std::string& tag, int64_t bytes, bool capturing) {
+  Grant acquire(const std::string& tag, int64_t bytes, const Wanted& wanted = {}) {
+    Window* window = find(tag);
+    if (window && bytes <= window->bytes) return take(*window, wanted);
+    if (wanted.capturing) {
+      throw std::runtime_error("window '" + tag + "' needs " + std::to_string(bytes) + " bytes and has " +
+                               std::to_string(window ? window->bytes : 0) +
+                               "; run this shape once before capturing it in a CUDA graph");
+    }
     WindowPlan trial = *this;
-    Grant grant = trial.grant(tag, bytes, capturing);
+    trial.grow(trial.window_named(tag), round_up(std::max<int64_t>(bytes, 1), kWindowAlignment));
+    if (trial.moved_since(*this)) ++trial.version_;
+    std::vector<int> movable = movable_slots();
     *this = std::move(trial);
+    Grant grant = take(*find(tag), wanted);
+    grant.moved = true, grant.movable = std::move(movable);
     return grant;
   }
 
   void set_open(int slot, bool open) {
     if (Generation* generation = find(slot)) generation->open = open;
   }
-  bool pinned(int slot) const { return slot < int(pinned_slots_.size()) && pinned_slots_[slot]; }
+  // Grows whenever a window that was there changes places: a graph captured before must not be replayed after.
+  int64_t version() const { return version_; }
+  const std::vector<Window>& windows() const { return windows_; }
+
+ private:
+  static Grant take(Window& window, const Wanted& wanted) {
+    const int turn = wanted.generation < 0 ? 1 - window.turn : wanted.generation;
+    window.turn = window.generations[1].offset >= 0 ? turn : 0;
+    Generation& generation = window.generations[window.turn];
+    generation.pinned |= wanted.pin;
+    return {generation.slot, window.generations[1 - window.turn].slot, generation.offset, false, {}};
+  }
+
   // Slots whose readers must be done before windows change places: all but those that stay where they are.
   std::vector<int> movable_slots() const {
     std::vector<int> slots;
     for (const Window& window : windows_) {
       for (const Generation& g : window.generations) {
-        if (g.slot >= 0 && !g.pinned && !g.open) slots.push_back(g.slot);
+        if (!g.pinned && !g.open) slots.push_back(g.slot);
       }
     }
     return slots;
   }
-  const std::vector<Window>& windows() const { return windows_; }
 
- private:
-  Grant grant(const std::string& tag, int64_t bytes, bool capturing) {
-    Window& window = window_named(tag);
-    const bool moved = bytes > window.bytes || window.generations[0].offset < 0;
-    if (moved) {
-      if (capturing) {
-        throw std::runtime_error("window '" + tag + "' needs " + std::to_string(bytes) + " bytes and has " +
-                                 std::to_string(window.bytes) +
-                                 "; run this shape once before capturing it in a CUDA graph");
+  bool moved_since(const WindowPlan& before) const {
+    for (size_t w = 0; w < before.windows_.size(); ++w) {
+      for (int i : {0, 1}) {
+        const Generation &then = before.windows_[w].generations[i], &now = windows_[w].generations[i];
+        if (then.slot != now.slot || then.offset != now.offset) return true;
       }
-      grow(window, round_up(std::max<int64_t>(bytes, 1), kWindowAlignment));
     }
-    window.turn = window.generations[1].offset >= 0 ? 1 - window.turn : 0;
-    Generation& generation = window.generations[window.turn];
-    if (capturing && !generation.pinned) {
-      generation.pinned = true;
-      pinned_slots_.resize(max_slots_, false);
-      pinned_slots_[generation.slot] = true;
-    }
-    return {generation.slot, generation.offset, moved};
+    return false;
   }
 
   Window& window_named(const std::string& tag) {
-    for (Window& window : windows_) {
-      if (window.tag == tag) return window;
-    }
+    if (Window* window = find(tag)) return *window;
     windows_.emplace_back();
     windows_.back().tag = tag;
     for (Generation& generation : windows_.back().generations) generation.slot = new_slot(tag);
@@ -181,6 +198,13 @@ class WindowPlan {
            " or more to init_fast_cp";
   }
 
+  Window* find(const std::string& tag) {
+    for (Window& window : windows_) {
+      if (window.tag == tag) return &window;
+    }
+    return nullptr;
+  }
+
   Generation* find(int slot) {
     for (Window& window : windows_) {
       for (Generation& generation : window.generations) {
@@ -195,7 +219,7 @@ class WindowPlan {
   int slots_ = 0;
   std::vector<Window> windows_;
   std::vector<Region> retired_;  // pinned by graphs whose window has grown since
-  std::vector<bool> pinned_slots_;
+  int64_t version_ = 0;
 };
 
 }  // namespace fast_cp

@@ -7,14 +7,21 @@ it touches no GPU. The same files serve as the package ``fast_ulysses`` and, lai
 
 from . import fakes as _fakes  # importing it registers the fake implementations
 from .library import library_path
-from .lifetime import check, device_info, finalize, init, rank_and_world, remove_waits, unique_id
+from .lifetime import (
+    check,
+    device_info,
+    finalize,
+    init,
+    layout_version,
+    managed_capture,
+    rank_and_world,
+    remove_waits,
+    unique_id,
+)
 from .operators import (
-    Split,
-    TextRows,
     all_gather_kv_4d,
     all_to_all_out_4d,
     all_to_all_qkv_4d,
-    chunk_heads,
     exchange_done,
     exchange_send,
     exchange_start,
@@ -25,6 +32,7 @@ from .operators import (
     projection_sync_prepare,
     return_start,
 )
+from .split import Split, TextRows, chunk_heads
 
 __version__ = "0.1.0"
 
@@ -48,7 +56,9 @@ __all__ = [
     "init",
     "kv_projection_prepare",
     "kv_projection_send_ce_group",
+    "layout_version",
     "library_path",
+    "managed_capture",
     "projection_sync",
     "projection_sync_prepare",
     "rank_and_world",

@@ -3,45 +3,49 @@
 import torch
 from torch import Tensor
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_ELEMENTS_IN_16_BYTES = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
 
 
 def require_bshd(**tensors: Tensor) -> None:
     """Raise ValueError unless all are CUDA tensors (B, S, H, D) of one dtype and device that copies can read."""
-    for name, tensor in tensors.items():
-        _require_one(name, tensor)
-    names = " and ".join(tensors)
-    properties: dict[str, set[object]] = {
-        "dtypes": {t.dtype for t in tensors.values()},
-        "devices": {t.device for t in tensors.values()},
-        "batch sizes": {t.shape[0] for t in tensors.values()},
-        "head dimensions": {t.shape[3] for t in tensors.values()},
-    }
-    for what, values in properties.items():
-        if len(values) > 1:
-            raise ValueError(f"{names} have different {what}: {', '.join(sorted(map(str, values)))}")
+    seen = [_checked(name, tensor) for name, tensor in tensors.items()]
+    if seen.count(seen[0]) == len(seen):
+        return
+    whats = ("dtypes", "devices", "batch sizes", "head dimensions")
+    for what, values in zip(whats, zip(*seen, strict=True), strict=True):
+        if len(set(values)) > 1:
+            raise ValueError(f"{' and '.join(tensors)} have different {what}: {', '.join(map(str, values))}")
 
 
-def _require_one(name: str, tensor: Tensor) -> None:
-    if tensor.dim() != 4:
-        raise ValueError(f"{name} has {tensor.dim()} dimensions and (batch, tokens, heads, head_dim) was expected")
-    if tensor.device.type != "cuda":
+def _checked(name: str, tensor: Tensor) -> tuple[torch.dtype, int, int, int]:
+    """What the tensors of one call must have in common: dtype, device, batch size and head dimension."""
+    dtype, shape = tensor.dtype, tensor.shape
+    if len(shape) != 4:
+        raise ValueError(f"{name} has {len(shape)} dimensions and (batch, tokens, heads, head_dim) was expected")
+    if not tensor.is_cuda:
         raise ValueError(f"{name} lies on {tensor.device}; Fast CP sends tensors of a GPU")
-    if tensor.dtype not in _DTYPES:
-        raise ValueError(f"{name} is {tensor.dtype}; Fast CP sends float16, bfloat16 and float32")
-    _, rows, heads, head_dim = tensor.shape
-    head_bytes = head_dim * tensor.element_size()
-    if head_bytes == 0 or head_bytes % 16:
+    unit = _ELEMENTS_IN_16_BYTES.get(dtype)
+    if unit is None:
+        raise ValueError(f"{name} is {dtype}; Fast CP sends float16, bfloat16 and float32")
+    batch, rows, heads, head_dim = shape
+    if head_dim == 0 or head_dim % unit:
+        head_bytes = head_dim * tensor.element_size()
         raise ValueError(f"{name} has heads of {head_bytes} bytes; a multiple of 16 is needed, so pad head_dim")
     batch_stride, row_stride, head_stride, stride = tensor.stride()
-    if (head_dim > 1 and stride != 1) or (heads > 1 and head_stride != head_dim):
+    if stride != 1 or (heads > 1 and head_stride != head_dim):
         raise ValueError(f"{name} has strides {tensor.stride()}; its last two dimensions must be contiguous")
-    unit = 16 // tensor.element_size()
-    if (rows > 1 and row_stride % unit) or (tensor.shape[0] > 1 and batch_stride % unit):
+    if (rows > 1 and row_stride % unit) or (batch > 1 and batch_stride % unit):
         raise ValueError(f"{name} has strides {tensor.stride()}; rows must start at multiples of 16 bytes")
+    return dtype, tensor.get_device(), batch, head_dim
 
 
-def require_positive_chunk(chunk: int) -> None:
+def require_generation(generation: int) -> None:
+    """Raise ValueError for a generation that cannot be."""
+    if generation not in (-1, 0, 1):
+        raise ValueError(f"generation is {generation}; give 0 or 1, or -1 to let the two take turns")
+
+
+def require_chunk(chunk: int) -> None:
     """Raise ValueError for a chunk that cannot be."""
     if not 0 <= chunk < 32:
         raise ValueError(f"chunk {chunk} does not exist; chunks are counted from 0, and there are at most 32")

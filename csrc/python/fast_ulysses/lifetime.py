@@ -1,6 +1,8 @@
 """Beginning and end of the process's one runtime, its errors, and what the device can do."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +57,25 @@ def finalize(collective: bool = True) -> None:
 def check() -> None:
     """Raise RuntimeError with the sentence of the first wait that gave up, if one has. Does not wait for the GPU."""
     torch.ops.fast_ulysses.fast_cp_check()
+
+
+def layout_version() -> int:
+    """A number that grows whenever windows of this runtime change places."""
+    return int(torch.ops.fast_ulysses.fast_cp_layout_version())
+
+
+@contextmanager
+def managed_capture() -> Iterator[None]:
+    """Inside, a captured CUDA graph does not hold its windows in place for ever: the caller answers for that.
+
+    A graph captured here must be dropped, not replayed, once ``layout_version`` has grown since its capture. Ranks may
+    differ in what they capture, replay and call eagerly, if they name the ``generation`` of every exchange.
+    """
+    torch.ops.fast_ulysses.fast_cp_manage_capture(True)
+    try:
+        yield
+    finally:
+        torch.ops.fast_ulysses.fast_cp_manage_capture(False)
 
 
 def remove_waits(value: bool) -> None:

@@ -1,0 +1,203 @@
+// The rules of an exchange one by one, between two processes on the fake device: what is told when, graphs replayed on
+// one rank and eager calls on the other, the rank's own rows, generations, the order of streams, and calls into CUDA.
+#include "exchange_cases.hpp"
+
+using namespace cases;
+
+namespace {
+
+constexpr int kWorld = 2;
+constexpr int64_t kLimitMs = 6000;
+constexpr int64_t kShortLimitMs = 1500;  // for what must not come
+
+Exchange gather(std::vector<int64_t> chunks = {1}, int64_t rows = 6) {
+  Exchange x;
+  x.world = kWorld, x.chunks = std::move(chunks), x.head_bytes = 2 * kElement;
+  x.seq = {rows, rows + 1}, x.q_heads = x.kv_heads = {4};
+  return x;
+}
+
+Runtime& begin(int rank, int64_t limit_ms = kLimitMs) {
+  return Runtime::create({rank, kWorld, 0, kPool, limit_ms, ""});
+}
+
+Request keys_and_values(const Held& held, const std::string& tag = "kv", int generation = -1) {
+  Request request = request_for(held, tag, kKeysAndValues, Transfer::kCopyEngine, false);
+  request.generation = generation;
+  return request;
+}
+
+// One use from start to done; returns its slot. What is wrong in the windows is added when the use is carried out.
+int use(Runtime& runtime, const Request& request, int64_t* wrong) {
+  OpenExchange& open = start_exchange(runtime, request);
+  send_chunks(runtime, open, 0, open.plan->num_chunks());
+  for (int chunk = 0; chunk < open.plan->num_chunks(); ++chunk) wait_chunk(runtime, open, chunk);
+  fake::run([wrong, copy = open, &runtime] { *wrong += wrong_in(copy, runtime.settings.rank); });
+  const int slot = open.slot;
+  finish_exchange(runtime, request.tag);
+  return slot;
+}
+
+int use(Runtime& runtime, const Request& request) {
+  int64_t wrong = 0;
+  const int slot = use(runtime, request, &wrong);
+  check(wrong == 0, sentence("rank ", runtime.settings.rank, ": ", wrong, " wrong elements"));
+  return slot;
+}
+
+// What this rank has told its peer of a slot.
+uint64_t told(Runtime& runtime, int slot) {
+  const int rank = runtime.settings.rank;
+  const auto* page = reinterpret_cast<const uint64_t*>(runtime.heap.at(1 - rank, 0));
+  return page[signal_index(slot, kConsumedLine) + rank];
+}
+
+void done_is_told_at_the_next_begin(int rank) {
+  Runtime& runtime = begin(rank);
+  const Held held = make(gather(), rank);
+  const int first = use(runtime, keys_and_values(held));
+  check(told(runtime, first) == 0, "done itself tells nothing");
+  const int second = start_exchange(runtime, keys_and_values(held)).slot;
+  check(second != first && told(runtime, first) == 1, "the other generation's begin tells it");
+  check(told(runtime, second) == 0, "a use that has just begun has not been read");
+  finish_exchange(runtime, "kv");
+  check(use(runtime, keys_and_values(held)) == first && told(runtime, second) == 1, "and so in turn");
+}
+
+void moving_windows_tell_before_they_wait(int rank) {
+  Runtime& runtime = begin(rank);
+  const Held held = make(gather(), rank);
+  const int slot = use(runtime, keys_and_values(held));
+  const int64_t version = runtime.heap.windows().version();
+  use(runtime, keys_and_values(make(gather({1}, 6000), rank)));
+  check(told(runtime, slot) == 1, "all that may move is told");
+  check(runtime.heap.windows().version() > version, "the version has grown");
+}
+
+void a_rank_that_tells_nothing_is_named(int rank) {
+  Runtime& runtime = begin(rank, kShortLimitMs);
+  fake::silent = rank == 0;
+  const Held held = make(gather(), rank);
+  std::string error;
+  try {
+    for (int i = 0; i < 4; ++i) use(runtime, keys_and_values(held));
+    runtime.check();
+  } catch (const std::exception& e) {
+    error = e.what();
+  }
+  if (rank == 0) return;  // it gives up in its turn, since the other one has
+  failures = 0;           // what that use brought is not right, of course
+  check(error.find("for rank 0 to finish reading window 'kv'") != std::string::npos, "the silent rank: " + error);
+}
+
+// One rank replays its own graph of two uses, the other one calls; then the windows move, and both call.
+void replays_and_calls_mix(int rank) {
+  Runtime& runtime = begin(rank);
+  runtime.managed_capture = true;
+  const Held held = make(gather({1, 2}), rank);
+  int64_t wrong = 0;
+  const auto both = [&] {
+    for (int generation : {0, 1}) use(runtime, keys_and_values(held, "kv", generation), &wrong);
+  };
+  both();
+  const int64_t version = runtime.heap.windows().version();
+  if (rank == 0) {
+    fake::capturing = true;
+    use(runtime, keys_and_values(held, "kv", 0), &wrong), use(runtime, keys_and_values(held, "kv", 1), &wrong);
+    fake::capturing = false;
+  }
+  for (int round = 0; round < 30; ++round) {
+    if (round % 2 == rank) usleep(300);
+    rank == 0 ? fake::replay() : both();
+    if (round % 7 == 0) both();
+  }
+  for (const Window& window : runtime.heap.windows().windows())
+    for (const Generation& g : window.generations) check(!g.pinned, "a managed capture pins nothing");
+  check(runtime.heap.windows().version() == version, "a capture moves nothing");
+  use(runtime, keys_and_values(make(gather({1, 2}, 6000), rank)));
+  check(runtime.heap.windows().version() > version, "growth moves them, captured or not");
+  runtime.check();
+  check(wrong == 0, sentence("replays on one rank: ", wrong, " wrong elements on rank ", rank));
+}
+
+void own_rows_stay_where_they_lie(int rank) {
+  Runtime& runtime = begin(rank);
+  const Held held = make(gather({1, 1, 2}), rank);
+  for (Transfer transfer : {Transfer::kCopyEngine, Transfer::kSm}) {
+    for (int own_chunks : {0, 1, 3}) {
+      Request request = keys_and_values(held);
+      request.own_chunks = own_chunks, request.transfer = transfer;
+      use(runtime, request);
+      check(fake::all_joined(), sentence("joined with ", own_chunks, " own chunks"));
+    }
+  }
+}
+
+void generations_are_those_asked_for(int rank) {
+  Runtime& runtime = begin(rank);
+  const Held held = make(gather(), rank);
+  const int zero = use(runtime, keys_and_values(held, "kv", 0)), one = use(runtime, keys_and_values(held, "kv", 1));
+  check(zero != one, "two generations");
+  for (int generation : {1, 1, 0, 0, 1}) {
+    check(use(runtime, keys_and_values(held, "kv", generation)) == (generation ? one : zero), "the one asked for");
+  }
+  check(use(runtime, keys_and_values(held)) == zero, "then it is the other one's turn");
+}
+
+void uses_of_one_tag_follow_each_other_on_any_stream(int rank) {
+  Runtime& runtime = begin(rank);
+  const Held held = make(gather(), rank);
+  use(runtime, keys_and_values(held)), use(runtime, keys_and_values(held));
+  check(fake::put_in_order.empty(), "one stream needs no order");
+  fake::current = 1;
+  use(runtime, keys_and_values(held));
+  check(fake::put_in_order == std::vector<std::pair<int, int>>{{0, 1}}, "the second stream after the first, once");
+}
+
+void plans_are_kept(int rank) {
+  Runtime& runtime = begin(rank);
+  const Held held = make(gather(), rank);
+  const auto plan_of = [&](const Request& request) {
+    use(runtime, request);
+    return runtime.channels["kv"].plan;
+  };
+  const auto first = plan_of(keys_and_values(held));
+  check(plan_of(keys_and_values(held)) == first, "the same request has the same plan");
+  Request other = keys_and_values(held);
+  other.own_chunks = 0;
+  check(plan_of(other) != first, "another pattern has another plan");
+  check(plan_of(keys_and_values(make(gather({1, 1}), rank))) != first, "another shape has another plan");
+}
+
+// Calls into CUDA of one use at world 2. start: is it captured, begin, fork to two streams (3), the copies of K and V
+// to the peer and to itself (4), the announcement, the mark of the own copies; wait: mark, arrival; done: join (2).
+void few_calls_into_cuda(int rank) {
+  Runtime& runtime = begin(rank);
+  const auto calls_of = [&](const Exchange& x, int own_chunks) {
+    const Held held = make(x, rank);
+    Request request = keys_and_values(held);
+    request.own_chunks = own_chunks;
+    for (int i = 0; i < 2; ++i) use(runtime, request);
+    const int before = fake::calls;
+    use(runtime, request);
+    return fake::calls - before;
+  };
+  const int all = calls_of(gather(), -1), none = calls_of(gather(), 0), two = calls_of(gather({1, 1}), -1);
+  check(all <= 15, sentence(all, " calls, 15 at most"));
+  check(none <= 10, sentence(none, " calls without own copies, 10 at most"));
+  check(two <= 23, sentence(two, " calls in two chunks, 23 at most"));
+}
+
+}  // namespace
+
+int main() {
+  int failed = 0;
+  for (auto* rule :
+       {done_is_told_at_the_next_begin, moving_windows_tell_before_they_wait, a_rank_that_tells_nothing_is_named,
+        replays_and_calls_mix, own_rows_stay_where_they_lie, generations_are_those_asked_for,
+        uses_of_one_tag_follow_each_other_on_any_stream, plans_are_kept, few_calls_into_cuda}) {
+    failed += run_ranks(kWorld, rule);
+  }
+  if (!failed) std::puts("exchange rules: all kept");
+  return failed ? 1 : 0;
+}
