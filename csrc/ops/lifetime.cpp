@@ -23,16 +23,20 @@ void finalize(bool collective) {
   Runtime::destroy(collective);
 }
 
-void check() { Runtime::get().check(); }
+int64_t check() {
+  Runtime& runtime = Runtime::get();
+  runtime.check();
+  return runtime.heap.windows().version();
+}
+
+void forget(std::string tag) {
+  Session session;
+  forget_exchange(session.runtime, tag);
+}
 
 void manage_capture(bool on) {
   Session session;
   session.runtime.managed_capture = on;
-}
-
-int64_t layout_version() {
-  Session session;
-  return session.runtime.heap.windows().version();
 }
 
 void test_hook(std::string name, bool value) {
@@ -50,9 +54,9 @@ std::vector<Operator> lifetime_operators() {
       {"fast_cp_init(str unique_id, int rank, int world, int device, int pool_bytes, int timeout_ms=10000) -> ()",
        TORCH_BOX(&init)},
       {"fast_cp_finalize(bool collective=True) -> ()", TORCH_BOX(&finalize)},
-      {"fast_cp_check() -> ()", TORCH_BOX(&check)},
+      {"fast_cp_check() -> int", TORCH_BOX(&check)},
+      {"fast_cp_forget(str tag) -> ()", TORCH_BOX(&forget)},
       {"fast_cp_manage_capture(bool on) -> ()", TORCH_BOX(&manage_capture)},
-      {"fast_cp_layout_version() -> int", TORCH_BOX(&layout_version)},
       {"fast_cp_test_hook(str name, bool value) -> ()", TORCH_BOX(&test_hook)},
   };
 }

@@ -41,6 +41,7 @@ struct CopyPlan {
   int64_t offsets[kRoles] = {};  // of each role's window, from the first one
   std::vector<std::vector<Copy>> chunks;
   std::vector<int> peers;   // in the order of sending
+  int last_peer = -1;       // of them, itself excluded; -1: there is none
   uint32_t peer_mask = 0;   // those this rank exchanges with, itself excluded
   uint32_t own_chunks = 0;  // a bit per chunk of which the rank copies something to itself
   int num_chunks() const { return int(chunks.size()); }

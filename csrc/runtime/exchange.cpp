@@ -38,9 +38,9 @@ CopyList& copies_of(Runtime& runtime, const OpenExchange& x, int chunk, int peer
   return runtime.copy_list;
 }
 
-void mark_own(Runtime& runtime, OpenExchange& x, int chunk, cudaStream_t stream) {
-  cuda_check(cudaEventRecord(runtime.streams.event(x.slot, chunk, 0), stream), "marking the rank's own copies");
-  x.last_marked = chunk;
+void mark(Runtime& runtime, OpenExchange& x, int chunk, Mark kind, cudaStream_t stream) {
+  cuda_check(cudaEventRecord(runtime.streams.event(x.slot, chunk, kind), stream), "marking the end of a chunk's copies");
+  x.last_marked[kind] = chunk;
 }
 
 void send_by_copy_engine(Runtime& runtime, OpenExchange& x, int chunk) {
@@ -49,10 +49,12 @@ void send_by_copy_engine(Runtime& runtime, OpenExchange& x, int chunk) {
     if (peer == rank && !x.plan->copies_own(chunk)) continue;
     const cudaStream_t stream = runtime.streams.to_peer(peer);
     copy_engine::enqueue(copies_of(runtime, x, chunk, peer), stream);
-    if (peer != rank)
+    if (peer == rank) {
+      mark(runtime, x, chunk, kOwnCopied, stream);
+    } else {
       runtime.signals.publish_arrival(x.slot, chunk, peer, stream);
-    else
-      mark_own(runtime, x, chunk, stream);
+      if (peer == x.plan->last_peer) mark(runtime, x, chunk, kSent, stream);
+    }
   }
 }
 
@@ -64,23 +66,39 @@ void send_by_kernel(Runtime& runtime, OpenExchange& x, int chunk) {
   for (int peer : x.plan->peers) {
     if (peer != runtime.settings.rank) runtime.signals.publish_arrival(x.slot, chunk, peer, stream);
   }
-  x.last_marked = -1;
-  if (x.plan->copies_own(chunk)) mark_own(runtime, x, chunk, stream);
+  mark(runtime, x, chunk, kSent, stream);  // the rank's own copies too: they are in the same launch
 }
 
 bool by_copy_engine(const OpenExchange& x) { return x.request.transfer == Transfer::kCopyEngine; }
 
-// The peer on whose stream the rank's own copies are, and all whose streams carry the chunks [first, last): as masks.
-uint32_t own_lane(const Runtime& runtime, const OpenExchange& x) {
-  return 1u << (by_copy_engine(x) ? runtime.settings.rank : x.plan->peers.front());
-}
+// Peers as masks: whose streams carry the chunks [first, last), and whose stream carries what a mark comes after.
 uint32_t lanes_of(const Runtime& runtime, const OpenExchange& x, int first, int last) {
-  if (!by_copy_engine(x)) return own_lane(runtime, x);
+  if (!by_copy_engine(x)) return 1u << x.plan->peers.front();
   uint32_t lanes = x.plan->peer_mask;
   for (int chunk = first; chunk < last; ++chunk) {
-    if (x.plan->copies_own(chunk)) lanes |= own_lane(runtime, x);
+    if (x.plan->copies_own(chunk)) lanes |= 1u << runtime.settings.rank;
   }
   return lanes;
+}
+int lane_of(const Runtime& runtime, const OpenExchange& x, Mark kind) {
+  if (!by_copy_engine(x)) return x.plan->peers.front();
+  return kind == kOwnCopied ? runtime.settings.rank : x.plan->last_peer;
+}
+
+// `stream` goes on when this rank's own copies of the chunk, or its sends, are done.
+void wait_mark(Runtime& runtime, OpenExchange& x, int chunk, Mark kind, cudaStream_t stream) {
+  cuda_check(cudaStreamWaitEvent(stream, runtime.streams.event(x.slot, chunk, kind)), "waiting for this rank's copies");
+  if (chunk != x.last_marked[kind] || stream != *runtime.channels[x.request.tag].stream) return;
+  x.forked &= ~runtime.streams.peers_beside(lane_of(runtime, x, kind));  // that was all their stream has carried
+}
+
+// What a stream must come after before it reads a chunk. A rank that waits for its own sends first does not hold an SM
+// with a waiting kernel while the chunk is on its way: peers send at the same time, so theirs is about to arrive then.
+void wait_here(Runtime& runtime, OpenExchange& x, int chunk, cudaStream_t stream) {
+  const bool sent = x.sent >> chunk & 1u;  // an armed wait may come before its chunk is sent
+  if (sent && by_copy_engine(x) && x.plan->copies_own(chunk)) wait_mark(runtime, x, chunk, kOwnCopied, stream);
+  if (sent && (x.plan->peer_mask || !by_copy_engine(x))) wait_mark(runtime, x, chunk, kSent, stream);
+  if (!runtime.remove_waits) runtime.signals.wait_arrival(x.slot, chunk, x.plan->peer_mask, stream);
 }
 
 void check_chunk(const OpenExchange& x, int chunk) {
@@ -108,6 +126,16 @@ Grant take_window(Runtime& runtime, const Request& request, int64_t bytes, cudaS
   return grant;
 }
 
+// On a side stream, so that the caller's computes while the peers are waited for; all streams to peers come after it.
+void begin(Runtime& runtime, OpenExchange& x, int sibling, cudaStream_t stream) {
+  const int first = x.plan->peers.front();
+  const uint32_t others = x.plan->peer_mask & ~runtime.streams.peers_beside(first);
+  runtime.streams.fork(stream, 1u << first);
+  runtime.signals.begin(x.slot, sibling, (1u << runtime.settings.world) - 1, runtime.streams.to_peer(first));
+  runtime.streams.follow(first, others);
+  x.fresh = x.forked = 1u << first | others;
+}
+
 }  // namespace
 
 OpenExchange& start_exchange(Runtime& runtime, Request request) {
@@ -129,7 +157,7 @@ OpenExchange& start_exchange(Runtime& runtime, Request request) {
     x.windows[role] = runtime.heap.at(runtime.settings.rank, x.offsets[role]);
     if (x.request.in_place) x.request.sources[role] = x.windows[role];
   }
-  runtime.signals.begin(x.slot, grant.sibling, (1u << runtime.settings.world) - 1, stream);
+  begin(runtime, x, grant.sibling, stream);
   runtime.heap.windows().set_open(x.slot, true);
   return channel.open.emplace(std::move(x));
 }
@@ -138,6 +166,7 @@ OpenExchange& open_exchange(Runtime& runtime, const std::string& tag) {
   runtime.check();
   const auto found = runtime.channels.find(tag);
   require(found != runtime.channels.end() && found->second.open, "exchange '", tag, "' is not open; start it first");
+  found->second.open->fresh = 0;
   return *found->second.open;
 }
 
@@ -147,7 +176,11 @@ void send_chunks(Runtime& runtime, OpenExchange& x, int first, int last) {
     require(!(x.sent >> chunk & 1u), "chunk ", chunk, " of exchange '", x.request.tag, "' was sent already");
   }
   const uint32_t lanes = lanes_of(runtime, x, first, last);
-  runtime.streams.fork(stream_for(runtime, x), lanes);
+  if (x.fresh)
+    runtime.streams.fork_more(lanes & ~x.fresh);
+  else
+    runtime.streams.fork(runtime.stream(), lanes);
+  x.fresh = 0;
   x.forked |= lanes;
   for (int chunk = first; chunk < last; ++chunk) {
     by_copy_engine(x) ? send_by_copy_engine(runtime, x, chunk) : send_by_kernel(runtime, x, chunk);
@@ -159,34 +192,36 @@ void wait_chunk(Runtime& runtime, OpenExchange& x, int chunk) {
   check_chunk(x, chunk);
   require(x.sent >> chunk & 1u, "chunk ", chunk, " of exchange '", x.request.tag,
           "' is awaited and was not sent by this rank; send it first");
-  const cudaStream_t stream = stream_for(runtime, x);
-  if (x.plan->copies_own(chunk)) {
-    cuda_check(cudaStreamWaitEvent(stream, runtime.streams.event(x.slot, chunk, 0)),
-               "waiting for the rank's own copies");
-    if (chunk == x.last_marked) x.forked &= ~own_lane(runtime, x);  // that was all its stream has carried
-  }
-  if (x.armed >> chunk & 1u) {
-    cuda_check(cudaStreamWaitEvent(stream, runtime.streams.event(x.slot, chunk, 1)), "waiting for an armed chunk");
-  } else if (!runtime.remove_waits) {
-    runtime.signals.wait_arrival(x.slot, chunk, x.plan->peer_mask, stream);
-  }
+  const cudaStream_t stream = runtime.stream();
+  if (x.armed >> chunk & 1u)
+    cuda_check(cudaStreamWaitEvent(stream, runtime.streams.event(x.slot, chunk, kArmed)), "waiting for an armed chunk");
+  else
+    wait_here(runtime, x, chunk, stream);
   x.waited |= 1u << chunk;
 }
 
 void arm_chunk(Runtime& runtime, OpenExchange& x, int chunk) {
   check_chunk(x, chunk);
   require(!(x.armed >> chunk & 1u), "chunk ", chunk, " of exchange '", x.request.tag, "' is armed already");
-  runtime.streams.fork_arming(stream_for(runtime, x));
   const cudaStream_t arming = runtime.streams.arming();
-  if (!runtime.remove_waits) runtime.signals.wait_arrival(x.slot, chunk, x.plan->peer_mask, arming);
-  cuda_check(cudaEventRecord(runtime.streams.event(x.slot, chunk, 1), arming), "arming a wait");
+  runtime.streams.order(runtime.stream(), arming);
+  runtime.streams.order(runtime.streams.to_peer(x.plan->peers.front()), arming);  // after begin
+  wait_here(runtime, x, chunk, arming);
+  cuda_check(cudaEventRecord(runtime.streams.event(x.slot, chunk, kArmed), arming), "arming a wait");
   x.armed |= 1u << chunk;
 }
 
 void join_exchange(Runtime& runtime, OpenExchange& x) {
-  if (x.forked) runtime.streams.join(stream_for(runtime, x), x.forked);
+  runtime.streams.join(stream_for(runtime, x), x.forked);
   x.forked = 0;
   x.request.keep.clear();  // memory freed from here on is reused after the copies, in the order of the stream
+}
+
+void forget_exchange(Runtime& runtime, const std::string& tag) {
+  const auto found = runtime.channels.find(tag);
+  if (found == runtime.channels.end() || !found->second.open) return;
+  runtime.heap.windows().set_open(found->second.open->slot, false);
+  found->second.open.reset();
 }
 
 void finish_exchange(Runtime& runtime, const std::string& tag) {

@@ -1,11 +1,12 @@
 // One use of a window, from start to done: which chunks are sent, awaited, armed.
 //
-//   start   tells the peers that the former uses have been read, waits until they said so of this window, and counts
-//           a new use
+//   start   on a side stream: tells the peers that the former uses have been read, waits until they said so of this
+//           window, and counts a new use
 //   send    forks the side streams from the caller's stream: copies of one chunk, then the announcement to each peer
 //   wait    makes the caller's stream wait for a chunk from every peer
 //   done    joins the side streams; the next start of the tag tells the peers that the window has been read
-// Every rank makes the same calls in the same order.
+// Every rank makes the same calls in the same order. Sends and waits may be made on other streams than start and done,
+// as long as the caller forks and joins those.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,6 +16,7 @@
 #include <string>
 
 #include "runtime/copies.hpp"
+#include "runtime/streams.hpp"
 
 namespace fast_cp {
 
@@ -27,8 +29,9 @@ struct OpenExchange {
   char* windows[kRoles] = {};                // this rank's
   int64_t offsets[kRoles] = {};              // of each role's window in the pool, equal on all ranks
   uint32_t forked = 0;                       // peers whose side streams have not been joined since they were forked
+  uint32_t fresh = 0;                        // of them, those forked by start, while nothing else has been called
   uint32_t sent = 0, waited = 0, armed = 0;  // a bit per chunk
-  int last_marked = -1;  // the chunk whose event comes after everything on the stream of the rank's own copies
+  int last_marked[kMarks] = {-1, -1, -1};    // the chunk whose mark is the last thing on its stream
   bool all_waited() const { return waited == ~0u >> (32 - plan->num_chunks()); }
 };
 
@@ -48,5 +51,7 @@ void arm_chunk(Runtime& runtime, OpenExchange& exchange, int chunk);
 // The caller's stream goes on when the copies this rank sends have been carried out.
 void join_exchange(Runtime& runtime, OpenExchange& exchange);
 void finish_exchange(Runtime& runtime, const std::string& tag);
+// Drops an exchange of which nothing has run, because the capture that recorded it failed.
+void forget_exchange(Runtime& runtime, const std::string& tag);
 
 }  // namespace fast_cp

@@ -47,15 +47,34 @@ uint32_t Streams::lanes(uint32_t mask) const {
   return lanes;
 }
 
-void Streams::fork(cudaStream_t stream, uint32_t mask) {
-  cuda_check(cudaEventRecord(fork_, stream), "forking to the side streams");
-  const uint32_t forked = lanes(mask);
+uint32_t Streams::peers_beside(int peer) const {
+  uint32_t peers = 0;
+  for (size_t other = 0; other < lane_.size(); ++other) {
+    if (lane_[other] == lane_[peer]) peers |= 1u << other;
+  }
+  return peers;
+}
+
+void Streams::hold(cudaEvent_t event, uint32_t mask) {
+  const uint32_t held = lanes(mask);
   for (size_t lane = 0; lane < streams_.size(); ++lane) {
-    if (forked >> lane & 1u) cuda_check(cudaStreamWaitEvent(streams_[lane], fork_), "forking to the side streams");
+    if (held >> lane & 1u) cuda_check(cudaStreamWaitEvent(streams_[lane], event), "forking to the side streams");
   }
 }
 
-void Streams::fork_arming(cudaStream_t stream) { order(stream, arming()); }
+void Streams::fork(cudaStream_t stream, uint32_t mask) {
+  cuda_check(cudaEventRecord(fork_, stream), "forking to the side streams");
+  hold(fork_, mask);
+}
+
+void Streams::fork_more(uint32_t mask) { hold(fork_, mask); }
+
+void Streams::follow(int peer, uint32_t mask) {
+  if (!mask) return;
+  const cudaEvent_t event = joins_[lane_[peer]];
+  cuda_check(cudaEventRecord(event, to_peer(peer)), "ordering the side streams");
+  hold(event, mask);
+}
 
 void Streams::join(cudaStream_t stream, uint32_t mask) {
   const uint32_t joined = lanes(mask);
@@ -71,10 +90,10 @@ void Streams::order(cudaStream_t earlier, cudaStream_t later) {
   cuda_check(cudaStreamWaitEvent(later, fork_), "ordering two streams");
 }
 
-cudaEvent_t Streams::event(int slot, int chunk, int kind) {
+cudaEvent_t Streams::event(int slot, int chunk, Mark kind) {
   std::vector<cudaEvent_t>& events = slot_events_[slot];
-  while (events.size() < size_t(2 * (chunk + 1))) events.push_back(new_event());
-  return events[2 * chunk + kind];
+  while (events.size() < size_t(kMarks * (chunk + 1))) events.push_back(new_event());
+  return events[kMarks * chunk + kind];
 }
 
 }  // namespace fast_cp

@@ -9,6 +9,10 @@
 
 namespace fast_cp {
 
+// What an event of a chunk stands for: the rank's own copies, what it sends to the last of its peers, an armed wait.
+enum Mark : int { kOwnCopied = 0, kSent = 1, kArmed = 2 };
+constexpr int kMarks = 3;
+
 class Streams {
  public:
   // One stream per peer over NVLink; over PCIe one for all peers, because they share its bandwidth. The rank's own
@@ -24,17 +28,24 @@ class Streams {
 
   // Everything on `stream` so far comes before what the streams to the peers in `mask` carry next.
   void fork(cudaStream_t stream, uint32_t mask);
-  void fork_arming(cudaStream_t stream);
+  // The same for more streams, where nothing has come to the caller's stream since.
+  void fork_more(uint32_t mask);
+  // Everything on the stream to `peer` so far comes before what the streams to the peers in `mask` carry next.
+  void follow(int peer, uint32_t mask);
   // Everything that the forked streams carry so far comes before what `stream` runs next.
   void join(cudaStream_t stream, uint32_t mask);
   // `later` goes on after everything that is on `earlier` now.
   void order(cudaStream_t earlier, cudaStream_t later);
 
-  // Events of one slot, made at first use: kind 0 for the rank's own copies, 1 for armed waits.
-  cudaEvent_t event(int slot, int chunk, int kind);
+  // The peers that share the stream of `peer`, itself included: a bit each.
+  uint32_t peers_beside(int peer) const;
+
+  // Events of one slot, made at first use.
+  cudaEvent_t event(int slot, int chunk, Mark kind);
 
  private:
   uint32_t lanes(uint32_t mask) const;  // a bit per stream
+  void hold(cudaEvent_t event, uint32_t mask);
 
   std::vector<cudaStream_t> streams_;
   std::vector<int> lane_;           // the stream of each peer

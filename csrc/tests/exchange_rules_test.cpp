@@ -169,8 +169,41 @@ void plans_are_kept(int rank) {
   check(plan_of(keys_and_values(make(gather({1, 1}), rank))) != first, "another shape has another plan");
 }
 
-// Calls into CUDA of one use at world 2. start: is it captured, begin, fork to two streams (3), the copies of K and V
-// to the peer and to itself (4), the announcement, the mark of the own copies; wait: mark, arrival; done: join (2).
+// What the caller computes goes on while the peers are waited for, and may be spread over streams of its own.
+void the_callers_streams_are_left_alone(int rank) {
+  Runtime& runtime = begin(rank);
+  const Held held = make(gather({1, 1}), rank);
+  use(runtime, keys_and_values(held));
+  const int work = fake::callers[0].work;
+  OpenExchange& open = start_exchange(runtime, keys_and_values(held));
+  send_chunks(runtime, open, 0, 2);
+  check(fake::callers[0].work == work, "start and send launch nothing on the caller's stream");
+  wait_chunk(runtime, open, 0);
+  fake::current = 1;
+  wait_chunk(runtime, open, 1);
+  fake::current = 0;
+  check(fake::put_in_order.empty(), "a wait on another stream does not come after the caller's");
+  check(wrong_in(open, rank) == 0, "what arrived is right");
+  finish_exchange(runtime, "kv");
+  check(fake::all_joined(), "joined, also what was awaited elsewhere");
+}
+
+void a_forgotten_exchange_leaves_no_trace(int rank) {
+  Runtime& runtime = begin(rank);
+  const Held held = make(gather(), rank);
+  const int first = use(runtime, keys_and_values(held));
+  if (rank == 0) {  // its capture fails in the middle; nothing of it has run
+    fake::capturing = true;
+    start_exchange(runtime, keys_and_values(held));
+    fake::capturing = false, fake::graph.clear();
+    forget_exchange(runtime, "kv"), forget_exchange(runtime, "kv"), forget_exchange(runtime, "never used");
+  }
+  check(use(runtime, keys_and_values(held, "kv", 1)) != first, "the next use is like any other");
+  use(runtime, keys_and_values(held, "kv", 0));
+}
+
+// Calls into CUDA of one use at world 2. start: is it captured, fork (2), begin; send: one more stream, the copies of K
+// and V to the peer and to itself (4), the announcement, two marks; wait: the marks (2), the arrival; done: nothing.
 void few_calls_into_cuda(int rank) {
   Runtime& runtime = begin(rank);
   const auto calls_of = [&](const Exchange& x, int own_chunks) {
@@ -185,7 +218,7 @@ void few_calls_into_cuda(int rank) {
   const int all = calls_of(gather(), -1), none = calls_of(gather(), 0), two = calls_of(gather({1, 1}), -1);
   check(all <= 15, sentence(all, " calls, 15 at most"));
   check(none <= 10, sentence(none, " calls without own copies, 10 at most"));
-  check(two <= 23, sentence(two, " calls in two chunks, 23 at most"));
+  check(two <= 25, sentence(two, " calls in two chunks, 25 at most"));
 }
 
 }  // namespace
@@ -195,7 +228,8 @@ int main() {
   for (auto* rule :
        {done_is_told_at_the_next_begin, moving_windows_tell_before_they_wait, a_rank_that_tells_nothing_is_named,
         replays_and_calls_mix, own_rows_stay_where_they_lie, generations_are_those_asked_for,
-        uses_of_one_tag_follow_each_other_on_any_stream, plans_are_kept, few_calls_into_cuda}) {
+        uses_of_one_tag_follow_each_other_on_any_stream, the_callers_streams_are_left_alone,
+        a_forgotten_exchange_leaves_no_trace, plans_are_kept, few_calls_into_cuda}) {
     failed += run_ranks(kWorld, rule);
   }
   if (!failed) std::puts("exchange rules: all kept");

@@ -1,7 +1,9 @@
 """Bad input is one sentence, the same on every rank, before anything is sent."""
 
+import os
 import time
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -115,6 +117,19 @@ def different_methods(worker: Worker) -> None:
     CPSession(CPConfig("agkv" if worker.rank else "ulysses", timeout_s=3), worker.group)
 
 
+def fast_with_transfer_of_rank_1(worker: Worker, transfer: str) -> None:
+    with patch.dict(os.environ, {"CHITU_FAST_ULYSSES_TRANSFER": transfer} if worker.rank == 1 else {}):
+        CPSession(CPConfig(backend="fast", timeout_s=3), worker.group)
+
+
+def unknown_transfer_in_one_environment(worker: Worker) -> None:
+    fast_with_transfer_of_rank_1(worker, "warp")
+
+
+def different_transfers_in_the_environments(worker: Worker) -> None:
+    fast_with_transfer_of_rank_1(worker, "sm")
+
+
 REFUSED: list[tuple[Callable[[Worker], None], str, str]] = [
     (seq_len_zero, "InputError", "the sequence has 0 tokens"),
     (wrong_share, "InputError", "holds 14 of 40"),
@@ -135,6 +150,8 @@ REFUSED: list[tuple[Callable[[Worker], None], str, str]] = [
     (unknown_kernel, "ConfigError", "kernel 'flsh' is unknown; choose auto or one of"),
     (fast_backend, "UnavailableError", "backend fast was asked for"),
     (different_methods, "DisagreementError", "set up differently"),
+    (unknown_transfer_in_one_environment, "ConfigError", "rank 1: the environment variable CHITU_FAST_ULYSSES"),
+    (different_transfers_in_the_environments, "DisagreementError", "set up differently"),
 ]
 
 
@@ -224,7 +241,7 @@ def send_is_called(worker: Worker) -> None:
 
 
 class _NoSend(CollectiveTransport):
-    def send(self, layout: object, inputs: object) -> object:  # type: ignore[override]
+    def send(self, *_: object, **__: object) -> object:  # type: ignore[override]
         raise AssertionError("a transfer was begun")
 
 

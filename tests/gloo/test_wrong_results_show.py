@@ -9,6 +9,7 @@ from chitu_diffusion.parallel.cp.attention import cp_attention
 from chitu_diffusion.parallel.cp.collective import CollectiveTransport
 from chitu_diffusion.parallel.cp.config import CPConfig
 from chitu_diffusion.parallel.cp.fast.attention.merge import merge
+from chitu_diffusion.parallel.cp.fast.attention.schedule import ONE_SHOT, Schedule
 from chitu_diffusion.parallel.cp.layout import Layout, split_spans
 from chitu_diffusion.parallel.cp.transport import Arrived, Inputs, Text
 from tests.gloo.checks import error, one_process, sdpa
@@ -23,7 +24,9 @@ SEEN = 1e-3  # a thousand times the limit
 class NoGather(CollectiveTransport):
     """Attends with this rank's own keys only."""
 
-    def send(self, layout: Layout, inputs: Inputs) -> Arrived:
+    def send(
+        self, layout: Layout, inputs: Inputs, schedule: Schedule = ONE_SHOT, transfer: str | None = None
+    ) -> Arrived:
         assert inputs.k is not None
         assert inputs.v is not None
         return Arrived(inputs.q, inputs.k, inputs.v)

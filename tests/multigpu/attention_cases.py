@@ -11,15 +11,19 @@ from torch import Tensor
 
 from chitu_diffusion.parallel.cp.attention import cp_attention
 from chitu_diffusion.parallel.cp.config import CPConfig
-from chitu_diffusion.parallel.cp.fast.attention import cudnn
+from chitu_diffusion.parallel.cp.fast.attention.planner import AttentionPlan
+from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
 from chitu_diffusion.parallel.cp.fast.runtime import FastCP
 from chitu_diffusion.parallel.cp.session import CPSession
-from chitu_diffusion.parallel.cp.transport import Text
+from chitu_diffusion.parallel.cp.transport import Inputs, Text
 from tests.gloo.checks import error, one_process
 from tests.gloo.scenarios import Case, Whole, share, whole
 
 METHODS = ("agkv", "ulysses")
-TRANSFERS = ("ce", "sm", "tma", "auto")
+TRANSFERS = ("ce", "sm", "tma")
+EXACT_PLANS = ("one_shot", "head_pipeline(2)", "head_pipeline(1:2)", "head_pipeline(5)")
+MERGING_PLANS = ("local_first", "local_first(2)", "local_first(3:1)")
+REPEATS = 5  # of a call that is replayed: its graphs are captured at the second use of either turn
 POOL_BYTES = 1024 * common.MB
 TIMEOUT_S = 30.0  # the ranks compute references on the CPU, and may drift apart
 SMALLEST_LIMIT = 1e-3
@@ -50,6 +54,15 @@ def random_case(rng: random.Random, seed: int) -> Case:
     return dataclasses.replace(case, valid_text=valid)
 
 
+def random_plan(rng: random.Random, case: Case, world: int) -> str | None:
+    """A plan that this call can run, or now and then None: then all candidates are measured."""
+    if rng.random() < 0.04:
+        return None
+    merging = case.method == "agkv" and not case.text_queries and case.seq_len >= world and case.kv_sharded
+    name = rng.choice(EXACT_PLANS + (MERGING_PLANS if merging else ()))
+    return f"{name}/{rng.choice(('graph', 'eager'))}"
+
+
 @dataclass(frozen=True)
 class Given:
     """One case: the whole of it on the CPU, and this rank's part on its GPU."""
@@ -70,10 +83,23 @@ class Given:
         )
         return out.clone(), None if text is None else text.clone()
 
-    def excess(self, outputs: Outputs, place: Place) -> float:
-        """The largest error, as a multiple of what is allowed: twice that of one process's own kernel."""
+    def plan(self, session: CPSession) -> AttentionPlan:
+        """How ``session`` runs this call; agreed on by the first ``attend``."""
+        return session.admit(Inputs(self.q, self.k, self.v, self.text), self.case.seq_len, self.key_mask, None).plan
+
+    def attend_again(self, session: CPSession) -> Outputs | None:
+        """The same call some more times, each into memory that holds NaN; None where any two differ."""
+        first = self.attend(session)
+        for _ in range(REPEATS - 1):
+            torch.full_like(first[0], torch.nan)  # freed at once: the next output lands there
+            if not same_bits(first, self.attend(session)):
+                return None
+        return first
+
+    def excess(self, outputs: Outputs, place: Place, kernel: str = "cudnn") -> float:
+        """The largest error, as a multiple of what is allowed: twice that of the same kernel in one process."""
         exact, exact_text = one_process(self.case, self.inputs, exact=True)
-        limit = 2 * max(self.own_error(exact, exact_text, place.device), SMALLEST_LIMIT)
+        limit = 2 * max(self.own_error(exact, exact_text, place.device, kernel), SMALLEST_LIMIT)
         out, text = outputs
         worst = error(out.cpu(), share(exact, place.rank, place.world))
         if (text is None) != (exact_text is None):
@@ -82,11 +108,11 @@ class Given:
             worst = max(worst, error(text.cpu(), exact_text))
         return worst / limit
 
-    def own_error(self, exact: Tensor, exact_text: Tensor | None, device: torch.device) -> float:
-        """The error of the same kernel, cuDNN's, on the whole sequence."""
+    def own_error(self, exact: Tensor, exact_text: Tensor | None, device: torch.device, kernel: str) -> float:
+        """The error of the kernel on the whole sequence."""
         q, k, v = (x.to(device) for x in self.inputs.joined(self.case))
         mask = None if self.inputs.key_mask is None else self.inputs.key_mask.to(device)
-        out = cudnn.run(q, k, v, scale=q.shape[3] ** -0.5, key_mask=mask)[0].cpu()
+        out = KERNELS[kernel].run(q, k, v, scale=q.shape[3] ** -0.5, key_mask=mask)[0].cpu()
         parts = [exact] if exact_text is None else [exact, exact_text]
         return error(out, torch.cat(parts if not self.case.text_in_front else parts[::-1], 1))
 
@@ -115,8 +141,18 @@ class Sessions:
         self.place, self.fast = place, fast
         self._made: dict[CPConfig, CPSession] = {}
 
-    def get(self, method: str, backend: str = "fast", transfer: str = "auto") -> CPSession:
-        config = CPConfig(method=method, backend=backend, transfer=transfer, timeout_s=TIMEOUT_S)
+    def get(
+        self,
+        method: str,
+        *,
+        kernel: str = "auto",
+        backend: str = "fast",
+        transfer: str = "auto",
+        plan: str | None = None,
+    ) -> CPSession:
+        config = CPConfig(
+            method=method, backend=backend, kernel=kernel, transfer=transfer, plan=plan, timeout_s=TIMEOUT_S
+        )
         if config not in self._made:
             self._made[config] = CPSession(config, device=self.place.device, fast=self.fast)
         return self._made[config]

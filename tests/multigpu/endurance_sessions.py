@@ -1,8 +1,9 @@
 """Sessions that see many shapes, and Fast CP beside NCCL and torch's symmetric memory, for extension_endurance.py."""
 
 import gc
+import os
 import random
-from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attention_cases as cases
@@ -16,32 +17,32 @@ from torch import Tensor
 from chitu_diffusion.parallel.cp.attention import cp_attention
 from chitu_diffusion.parallel.cp.fast.attention import cudnn
 from chitu_diffusion.parallel.cp.fast.runtime import FastCP, init_fast_cp
-from chitu_diffusion.parallel.cp.fast.transport import FastTransport
 from chitu_diffusion.parallel.cp.layout import split_sizes
 from chitu_diffusion.parallel.cp.session import CPSession
+from chitu_diffusion.parallel.cp.tuning import Tuner
 from tests.gloo.scenarios import Case
 
 HEADS, HEAD_DIM = 8, 64
 TOKENS = range(256, 6001, 4)
 
 
-class TunedExchanges:
-    """Counts the exchanges that sessions make only to time them."""
+class TimedCalls:
+    """Counts the calls that sessions make only to time them."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._timed = Tuner._timed
 
-    def watch(self, session: CPSession) -> None:
-        transport = session.transport
-        assert isinstance(transport, FastTransport)
-        transport._timed_exchange = self._counted(transport._timed_exchange)  # type: ignore[method-assign]
-
-    def _counted(self, timed: Callable[..., float]) -> Callable[..., float]:
+    def __enter__(self) -> "TimedCalls":
         def counting(*args: Any) -> float:
             self.count += 1
-            return timed(*args)
+            return self._timed(*args)
 
-        return counting
+        Tuner._timed = counting  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Tuner._timed = self._timed  # type: ignore[method-assign]
 
 
 def attend_once(session: CPSession, tokens: int) -> Tensor:
@@ -55,30 +56,31 @@ def attend_once(session: CPSession, tokens: int) -> Tensor:
 
 def resolutions(place: Place, fast: FastCP, count: int, again: int) -> dict[str, Any]:
     """``count`` resolutions, the largest first so that only what is kept per shape can grow; then the first again."""
-    sessions = cases.Sessions(place, fast)
-    used, tuned = [sessions.get(method) for method in cases.METHODS], TunedExchanges()
-    for session in used:
-        tuned.watch(session)
-    chosen = [TOKENS[-1], *random.Random(5).sample(TOKENS[:-1], count - 1)]
-    half, outputs = memory(), list[Tensor]()
-    for index, tokens in enumerate(chosen):
-        out = attend_once(used[index % len(used)], tokens)
-        if index < again:
-            outputs.append(out)
-        if index == count - 101:
-            half = memory()
-    whole, tuned_before = memory(), tuned.count
-    unlike = [
-        f"resolution {index}, {tokens} tokens"
-        for index, (tokens, out) in enumerate(zip(chosen, outputs, strict=False))
-        if not cases.same_bits((attend_once(used[index % len(used)], tokens), None), (out, None))
-    ]
-    fast.check()
+    with TemporaryDirectory() as folder, TimedCalls() as timed:
+        os.environ["CHITU_CACHE_DIR"] = folder  # every shape is new
+        sessions = cases.Sessions(place, fast)
+        used = [sessions.get(method) for method in cases.METHODS]
+        del os.environ["CHITU_CACHE_DIR"]
+        chosen = [TOKENS[-1], *random.Random(5).sample(TOKENS[:-1], count - 1)]
+        half, outputs = memory(), list[Tensor]()
+        for index, tokens in enumerate(chosen):
+            out = attend_once(used[index % len(used)], tokens)
+            if index < again:
+                outputs.append(out)
+            if index == count - 101:
+                half = memory()
+        whole, timed_before = memory(), timed.count
+        unlike = [
+            f"resolution {index}, {tokens} tokens"
+            for index, (tokens, out) in enumerate(zip(chosen, outputs, strict=False))
+            if not cases.same_bits((attend_once(used[index % len(used)], tokens), None), (out, None))
+        ]
+        fast.check()
     return {
         "resolutions": count,
         "again": len(outputs),
-        "tuned_exchanges": tuned_before,
-        "tuned_again": common.summed(tuned.count - tuned_before),
+        "timed_calls": timed_before,
+        "timed_again": common.summed(timed.count - timed_before),
         "unlike": common.total(unlike),
         "last_100_growth_percent": whole.growth_percent(half),
     }
@@ -145,7 +147,7 @@ def living_together(place: Place, times: int) -> dict[str, Any]:
             sessions = cases.Sessions(place, fast)
             for item in given:
                 excess = item.excess(
-                    item.attend(sessions.get(item.case.method, transfer=cases.TRANSFERS[turn % 4])), place
+                    item.attend(sessions.get(item.case.method, transfer=cases.TRANSFERS[turn % 3])), place
                 )
                 wrong += [] if excess <= 1 else [f"turn {turn}, {excess:.1f} times the limit: {item.case}"]
             wrong += others.wrong(100 * turn) if others else []

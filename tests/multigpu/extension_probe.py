@@ -156,14 +156,14 @@ def mixed_replays(rank: int, world: int, replays: int) -> dict[str, Any]:
     def both() -> list[dict[str, torch.Tensor]]:
         return [work.exchange(generation) for generation in (0, 1)]
 
-    results, version = both(), fu.layout_version()
+    results, version = both(), fu.check()
     common.together()
     graph = torch.cuda.CUDAGraph()
     if rank == 0:
         with fu.managed_capture(), torch.cuda.graph(graph):
             results = both()
     common.together()
-    unmoved = fu.layout_version() == version
+    unmoved = fu.check() == version
     for replay in range(replays):
         seed = 30_000 + replay
         for name, tensor in work.sources(seed).items():
@@ -180,7 +180,7 @@ def mixed_replays(rank: int, world: int, replays: int) -> dict[str, Any]:
     k = torch.zeros(1, 4 * work.split.seq_lens[0], 2 * world, 128, device="cuda", dtype=torch.bfloat16)
     larger = fu.Split((k.shape[1],) * world, (2 * world,), (2 * world,))
     fu.exchange_done(fu.exchange_start(None, k, k, larger, tag="graph_in"), tag="graph_in")
-    moved = fu.layout_version() > version
+    moved = fu.check() > version
     return {"replays": replays, "wrong": common.total(wrong), "version": unmoved and moved}
 
 

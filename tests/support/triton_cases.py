@@ -44,7 +44,7 @@ def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile, **optio
     key_mask = options.get("key_mask")
     out, lse = flash_forward(q, k, v, scale=scale, return_lse=True, tile=tile, **options)
     expected, expected_lse = reference_attention(q, k, v, scale=scale, key_mask=key_mask)
-    assert out.dtype == options.get("out_dtype", q.dtype)
+    assert out.dtype == (options["out"].dtype if "out" in options else q.dtype)
     assert lse is not None
     assert lse.dtype == torch.float32
     assert float(row_errors(out, expected).max()) <= bound
@@ -92,8 +92,9 @@ def test_large_scores_do_not_overflow() -> None:
 
 def test_partial_results_can_be_kept_in_float32() -> None:
     q, k, v = inputs(20, 40, 2, 2, 16, torch.float16)
-    check(q, k, v, POINTERS, out_dtype=torch.float32)
-    exact = flash_forward(q, k, v, scale=0.3, tile=POINTERS, out_dtype=torch.float32)[0]
+    exact = torch.empty(q.shape, dtype=torch.float32)
+    check(q, k, v, POINTERS, out=exact)
+    flash_forward(q, k, v, scale=0.3, tile=POINTERS, out=exact)
     rounded = flash_forward(q, k, v, scale=0.3, tile=POINTERS)[0]
     assert torch.equal(exact.half(), rounded)
     assert not torch.equal(exact, rounded.float())
@@ -125,3 +126,35 @@ def test_merge_equals_the_torch_operations(dtype: torch.dtype, head_dim: int) ->
         torch.testing.assert_close(got[1], expected[1], rtol=1e-6, atol=1e-6)
         assert got[0][:, ::6].eq(0).all()
     assert merge_triton(parts, out_dtype=dtype)[0].dtype == dtype
+
+
+def test_outputs_go_where_they_are_told() -> None:
+    q, k, v = inputs(20, 40, 4, 2, 16)
+    whole = torch.full((2, 24, 6, 32), 7.0)
+    check(q, k, v, POINTERS, out=whole[:, 2:22, 1:5, 8:24])
+    expected = whole.clone()
+    expected[:, 2:22, 1:5, 8:24] = 7
+    assert expected.eq(7).all()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("dtype", list(BOUNDS), ids=str)
+def test_the_merge_writes_a_strided_output(count: int, dtype: torch.dtype) -> None:
+    outs, lses = torch.randn(count, 2, 45, 3, 16), torch.randn(count, 2, 3, 45) * 4
+    whole = torch.full((2, 50, 5, 24), 7.0, dtype=dtype)
+    landing = whole[:, 3:48, 1:4, 4:20]
+    parts = list(zip(outs, lses, strict=True))
+    merged, lse = merge_triton(parts, out_dtype=dtype, out=landing)
+    assert merged is landing
+    expected, expected_lse = merge_torch(parts, out_dtype=dtype)
+    torch.testing.assert_close(landing, expected, rtol=2e-3 if dtype == torch.float16 else 1e-5, atol=1e-6)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-6, atol=1e-6)
+    landing.fill_(7)
+    assert whole.eq(7).all()
+
+
+def test_the_merge_may_overwrite_its_first_part() -> None:
+    outs, lses = torch.randn(2, 2, 45, 3, 16), torch.randn(2, 2, 3, 45)
+    parts = list(zip(outs, lses, strict=True))
+    expected = merge_torch(parts, out_dtype=torch.float32)[0]
+    torch.testing.assert_close(merge_triton(parts, out_dtype=torch.float32, out=outs[0])[0], expected)

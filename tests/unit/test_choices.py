@@ -6,8 +6,8 @@ import pytest
 
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig, Rejected
 from chitu_diffusion.parallel.cp.errors import ConfigError, UnavailableError
-from chitu_diffusion.parallel.cp.fast.attention.planner import choose_kernel, make_plan
-from chitu_diffusion.parallel.cp.fast.transport import fastest
+from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate, choose_kernel, make_plan
+from chitu_diffusion.parallel.cp.fast.attention.schedule import ONE_SHOT
 from chitu_diffusion.parallel.cp.transport import TransportFacts, choose
 
 CPU = TransportFacts("cpu", nccl="there is no GPU", gloo=None, fast="the extension is not built")
@@ -85,25 +85,8 @@ def test_no_kernel_at_all_lists_every_reason() -> None:
     ],
 )
 def test_a_plan_says_what_travels_and_why(method: str, degree: int, world: int, told: str) -> None:
-    plan = make_plan(
-        method=method,
-        ulysses_degree=degree,
-        world=world,
-        transfer=Choice("gloo", "gloo", ""),
-        kernel="auto",
-        reasons_by_rank=[{"a": "no GPU", "b": None}] * world,
-    )
-    assert (plan.method, plan.ulysses_degree, plan.schedule, plan.kernel) == (method, degree, "one_shot", "b")
+    kernel = choose_kernel("auto", [{"a": "no", "b": None}])
+    plan = make_plan(Candidate(method, degree, "gloo", ONE_SHOT, kernel.used), world=world, kernel=kernel)
+    assert (plan.method, plan.ulysses_degree, plan.schedule, plan.kernel) == (method, degree, ONE_SHOT, "b")
     assert told in plan.reason
-    assert plan.rejected == (Rejected("a", "no GPU"),)
-
-
-def test_auto_takes_the_transfer_that_is_fastest_on_the_slowest_rank() -> None:
-    choice = fastest([{"ce": 1.0, "sm": 1.1, "tma": 1.2}, {"ce": 2.0, "sm": 1.1, "tma": 1.2}])
-    assert choice.used == "sm"
-    assert choice.rejected == (Rejected("ce", "2.000 ms"), Rejected("tma", "1.200 ms"))
-
-
-def test_a_tie_within_one_per_cent_goes_to_the_simpler_transfer() -> None:
-    assert fastest([{"ce": 1.009, "sm": 1.0, "tma": 1.0}]).used == "ce"
-    assert fastest([{"ce": 1.011, "sm": 1.0, "tma": 1.0}]).used == "sm"
+    assert plan.rejected == (Rejected("a", "no"),)

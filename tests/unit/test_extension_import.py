@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("extension")
 SOURCES = Path(__file__).parents[2] / "csrc" / "python"
 OPERATORS = {"fast_cp_device_info", "all_gather_kv_4d", "kv_projection_prepare", "kv_projection_send_ce_group",
              "projection_sync_prepare", "projection_sync", "fast_cp_all_to_all_qkv_4d",
-             "fast_cp_all_to_all_out_4d", "fast_cp_manage_capture", "fast_cp_layout_version"}  # fmt: skip
+             "fast_cp_all_to_all_out_4d", "fast_cp_manage_capture", "fast_cp_check", "fast_cp_forget"}  # fmt: skip
 
 CHILD = """
 import json

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from chitu_diffusion.parallel.cp.fast.attention import rows, triton
+from chitu_diffusion.parallel.cp.fast.attention import cute, rows, triton
 from chitu_diffusion.parallel.cp.fast.attention.kernels import KernelNeeds
 from chitu_diffusion.parallel.cp.fast.attention.planner import choose_kernel
 from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS, explain
@@ -27,12 +27,14 @@ def serving(asked: KernelNeeds) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _triton_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def _triton_is_importable_and_cute_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is installed here; what CuTe serves is in test_cute_row.py."""
     monkeypatch.setattr(triton, "import_problem", lambda: None)
+    monkeypatch.setattr(cute, "prepare", lambda asked: "no GPU here")
 
 
 def test_the_table_is_in_order_of_preference_and_named_by_its_rows() -> None:
-    assert list(KERNELS) == ["cudnn", "flash", "triton", "sdpa"]
+    assert list(KERNELS) == ["cute", "cudnn", "flash", "triton", "sdpa"]
     assert all(name == kernel.name for name, kernel in KERNELS.items())
 
 
@@ -78,7 +80,7 @@ def test_a_refusal_says_what_stands_in_the_way(name: str, asked: KernelNeeds, cl
 def test_auto_takes_the_first_row_that_serves_and_keeps_why_the_others_do_not() -> None:
     choice = choose_kernel("auto", [explain(needs(dtype=torch.float32))])
     assert choice.used == "triton"
-    assert [rejected.name for rejected in choice.rejected] == ["cudnn", "flash"]
+    assert [rejected.name for rejected in choice.rejected] == ["cute", "cudnn", "flash"]
 
 
 def test_the_table_is_there_where_triton_is_not() -> None:

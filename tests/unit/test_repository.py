@@ -4,7 +4,9 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from tools.pins import declared_pins, differences, locked_pins, with_pins
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "chitu_diffusion"
+COMPARISON = "tools/comparison/fast_ulysses"
 CP = "chitu_diffusion.parallel.cp"
 FLOOR = f"{CP}.fast.attention"
 
@@ -20,14 +23,23 @@ FLOOR = f"{CP}.fast.attention"
 LAYERS = [
     [f"{CP}.errors"],
     [f"{CP}.config"],
+    [f"{CP}.environment"],
     [f"{CP}.layout"],
     [f"{CP}.fast.device"],
     [FLOOR],
     [f"{CP}.fast.attention.planner"],
+    [f"{CP}.fast.norm_rope", f"{CP}.fast.norm_rope_triton"],
     [f"{CP}.transport", f"{CP}.control", f"{CP}.blocks"],
     [f"{CP}.collective", f"{CP}.signature", f"{CP}.fast.extension", f"{CP}.fast.runtime", f"{CP}.fast.transport"],
+    [f"{CP}.call", f"{CP}.plan_cache"],
+    [f"{CP}.graphs"],
+    [f"{CP}.tuning"],
+    [f"{CP}.planning"],
     [f"{CP}.session"],
+    [f"{CP}.compiled"],
     [f"{CP}.attention"],
+    [f"{CP}.fast.adapters"],
+    [f"{CP}.fast.wrapper"],
     ["chitu_diffusion.models"],
     ["chitu_diffusion.serving"],
     ["chitu_diffusion.commands"],
@@ -120,6 +132,34 @@ source = { editable = "." }
         "resolved but not pinned: b==2",
         "pinned but not resolved: a==1",
     ]
+
+
+def test_the_pins_of_a_named_folder_are_written_and_checked(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.uv]\nconstraint-dependencies = [\n    "a==1",\n]\n')
+    (tmp_path / "uv.lock").write_text('[[package]]\nname = "a"\nversion = "2"\nsource = { registry = "somewhere" }\n')
+    pins = [sys.executable, ROOT / "tools/pins.py", tmp_path]
+    assert subprocess.run([*pins, "--check"], capture_output=True, check=False, timeout=30).returncode == 1
+    subprocess.run(pins, capture_output=True, check=True, timeout=30)
+    assert declared_pins((tmp_path / "pyproject.toml").read_text()) == ["a==2"]
+    assert subprocess.run([*pins, "--check"], capture_output=True, check=False, timeout=30).returncode == 0
+
+
+def asked_for(project: dict[str, Any]) -> set[str]:
+    """Names of everything that a pyproject.toml may have installed."""
+    table, groups = project["project"], project.get("dependency-groups", {})
+    lists = [table["dependencies"], *table.get("optional-dependencies", {}).values(), *groups.values()]
+    lists.append(project["tool"]["uv"]["constraint-dependencies"])
+    return {re.split(r"[^A-Za-z0-9_.-]", requirement)[0] for listed in lists for requirement in listed}
+
+
+def test_upstreams_package_is_asked_for_by_a_project_of_its_own_alone() -> None:
+    """Every plain sync would resolve it, and the wheel of the extension has the same name."""
+    ours, theirs = (tomllib.loads((ROOT / folder / "pyproject.toml").read_text()) for folder in ("", COMPARISON))
+    assert "fast-ulysses" not in asked_for(ours)
+    assert "fast-ulysses" in asked_for(theirs)
+    pins = theirs["tool"]["uv"]["constraint-dependencies"]
+    assert {pin.split("==")[0] for pin in pins} >= {"fast-ulysses", "torch", "triton"}
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", pin) for pin in pins)
 
 
 def committed_files() -> list[Path]:

@@ -1,13 +1,14 @@
-"""Context-parallel attention, the whole story: send, plan, run, receive."""
+"""Context-parallel attention, the whole story: agree on the call, then send, attend, receive (``call.perform``)."""
 
 import torch
 
-from chitu_diffusion.parallel.cp.fast.attention.schedule import run
+from chitu_diffusion.parallel.cp import compiled
+from chitu_diffusion.parallel.cp.call import perform
+from chitu_diffusion.parallel.cp.graphs import input_key
 from chitu_diffusion.parallel.cp.session import CPSession
 from chitu_diffusion.parallel.cp.transport import Inputs, Text
 
 
-@torch.no_grad()
 def cp_attention(
     session: CPSession,
     q: torch.Tensor,
@@ -41,8 +42,20 @@ def cp_attention(
         InputError, DisagreementError, UnavailableError: with one message on every rank, before anything is sent.
 
     """
-    inputs = Inputs(q, k, v, text)
-    call = session.admit(inputs, seq_len, key_mask, scale)
-    arrived = session.transport.send(call.layout, inputs)
-    out = run(call.plan, arrived.q, arrived.k, arrived.v, scale=call.scale, key_mask=key_mask)
-    return session.transport.receive(call.layout, out)
+    if torch.compiler.is_compiling():
+        return compiled.call(session.handle, q, k, v, seq_len, text, key_mask, scale)
+    graphs = session.graphs
+    if graphs is not None:
+        key = input_key(q, k, v, text, key_mask, seq_len, scale)
+        outputs = graphs.replay(key, q)
+        if outputs is not None:
+            return outputs
+    with torch.no_grad():
+        inputs = Inputs(q, k, v, text)
+        call = session.admit(inputs, seq_len, key_mask, scale)
+        if graphs is not None and call.plan.graph and not torch.cuda.is_current_stream_capturing():
+            return graphs.run(key, call, inputs, key_mask)
+        return perform(session.transport, call.layout, call.plan, inputs, scale=call.scale, key_mask=key_mask)
+
+
+compiled.register(cp_attention)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from chitu_diffusion.parallel.cp.blocks import block_of, window_for
+from chitu_diffusion.parallel.cp.fast.attention.schedule import ONE_SHOT, Schedule
 from chitu_diffusion.parallel.cp.layout import Layout, Move, Span, TensorName
 from chitu_diffusion.parallel.cp.transport import Arrived, Inputs
 
@@ -29,8 +30,14 @@ class CollectiveTransport:
         # NCCL connects in its first operation, in which every rank must take part; a rank without tokens sends nothing
         dist.barrier(group)
 
-    def send(self, layout: Layout, inputs: Inputs) -> Arrived:
-        """Give every rank what it attends with; a tensor that stays whole where it is, is passed on uncopied."""
+    def send(
+        self, layout: Layout, inputs: Inputs, schedule: Schedule = ONE_SHOT, transfer: str | None = None
+    ) -> Arrived:
+        """Give every rank what it attends with; a tensor that stays whole where it is, is passed on uncopied.
+
+        Everything has arrived, in the order of the stream, when this returns; ``transfer`` is the library's business.
+        """
+        assert schedule == ONE_SHOT, "the planner overlaps nothing with collectives"
         sources: Tensors = {"q": inputs.q}
         if inputs.k is not None and inputs.v is not None:
             sources |= {"k": inputs.k, "v": inputs.v}
@@ -50,8 +57,11 @@ class CollectiveTransport:
             self._exchange(moves, sources, windows)
         return Arrived(windows["q"], windows["k"], windows["v"])
 
-    def receive(self, layout: Layout, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def receive(
+        self, layout: Layout, out: torch.Tensor, home: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Bring the output home; with one rank per group it is home already, and views of it are returned."""
+        assert home is None, "only calls that are replayed have a place for their output, and these are not"
         tokens, text = layout.shards[self.rank].size, layout.text_len if layout.text_queries else 0
         if layout.degree == 1:
             home = out.narrow(1, layout.q_token_offset, tokens)

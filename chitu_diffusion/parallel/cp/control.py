@@ -26,28 +26,29 @@ class ControlChannel:
         self._round = 0
         self._broken: str | None = None
 
-    def gather[T](self, mine: T) -> list[T]:
+    def gather[T](self, mine: T, patience_s: float = 0.0) -> list[T]:
         """``mine`` of every rank, in the order of ranks. Raises DisagreementError where one does not answer in time.
 
-        After that the channel is out of step and only repeats the message.
+        ``patience_s`` is a longer limit than the channel's, where a rank may have more to do than another. After an
+        error the channel is out of step and only repeats the message.
         """
         if self._broken:
             raise DisagreementError(self._broken)
         self._store.set(self._key(self._round, self.rank), pickle.dumps(mine))  # type: ignore[arg-type]  # takes bytes too
-        everyone = [self._read(rank) for rank in range(self.world)]
+        everyone = [self._read(rank, max(self.timeout_s, patience_s)) for rank in range(self.world)]
         if self._round:  # every rank has finished the round before, or it could not have answered in this one
             self._store.delete_key(self._key(self._round - 1, self.rank))
         self._round += 1
         return [cast(T, pickle.loads(answer)) for answer in everyone]
 
-    def _read(self, rank: int) -> bytes:
+    def _read(self, rank: int, limit_s: float) -> bytes:
         key = self._key(self._round, rank)
         try:
-            self._store.wait([key], timedelta(seconds=self.timeout_s))
+            self._store.wait([key], timedelta(seconds=limit_s))
             return bytes(self._store.get(key))
         except RuntimeError as error:  # DistStoreError on a time limit, or the store's host is gone
             self._broken = (
-                f"rank {self.rank} of {self.world} waited {self.timeout_s:g} s for rank {rank} to agree on a call and "
+                f"rank {self.rank} of {self.world} waited {limit_s:g} s for rank {rank} to agree on a call and "
                 "got no answer: it made another call, or has ended"
             )
             raise DisagreementError(self._broken) from error

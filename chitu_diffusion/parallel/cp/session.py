@@ -1,51 +1,52 @@
 """One context-parallel group at work: its transport, its time-limited control channel, and the calls it agreed on."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 
 from chitu_diffusion.parallel.cp import signature, transport
+from chitu_diffusion.parallel.cp.call import Call
 from chitu_diffusion.parallel.cp.collective import CollectiveTransport
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig
 from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.environment import with_defaults
 from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, DisagreementError, InputError
 from chitu_diffusion.parallel.cp.fast import extension
-from chitu_diffusion.parallel.cp.fast.attention.planner import AttentionPlan, KernelReasons, make_plan
-from chitu_diffusion.parallel.cp.fast.attention.table import explain
+from chitu_diffusion.parallel.cp.fast.attention.wanted import Wanted, parse_wanted
 from chitu_diffusion.parallel.cp.fast.runtime import FastCP, init_fast_cp
 from chitu_diffusion.parallel.cp.fast.transport import FastTransport
-from chitu_diffusion.parallel.cp.layout import Layout, ulysses_degree
+from chitu_diffusion.parallel.cp.graphs import CallGraphs
+from chitu_diffusion.parallel.cp.planning import CallPlanner
 from chitu_diffusion.parallel.cp.signature import Signature
 from chitu_diffusion.parallel.cp.transport import Inputs, Transport, TransportFacts
 
 
 @dataclass(frozen=True)
-class Call:
-    """One agreed call: where everything goes, and how attention runs. ``plan.reason`` says why."""
-
-    layout: Layout
-    plan: AttentionPlan
-    scale: float
-
-
-@dataclass(frozen=True)
 class _Ballot:
-    """What a rank tells the others before a new kind of call: its signature and its kernels, or why it refuses."""
+    """What a rank tells the others before a new kind of call: its signature, or why it refuses."""
 
     refusal: str | None
     signature: Signature | None
-    kernels: KernelReasons | None
 
 
 class CPSession:
     """Context-parallel attention over ``group`` (default: all ranks).
 
     Creating one is collective, and so are the first call of each signature and ``close()``. With backend ``fast`` it
-    uses the runtime ``fast``, or starts one of its own, which ``close()`` ends. Raises ConfigError or
+    uses the runtime ``fast``, or starts one of its own, which ``close()`` ends. ``handle`` is its number in this
+    process. Raises ConfigError or
     UnavailableError, with the same message on every rank, where ``config`` cannot be served.
     """
+
+    by_handle: ClassVar[WeakValueDictionary[int, "CPSession"]] = WeakValueDictionary()
+    _handles: ClassVar[Iterator[int]] = count()
 
     def __init__(
         self,
@@ -54,20 +55,27 @@ class CPSession:
         device: torch.device | None = None,
         fast: FastCP | None = None,
     ) -> None:
-        self.config = config
         self.group = group if group is not None else _whole_job()
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.device = device if device is not None else _default_device(self.group)
         self._control = ControlChannel(self.group, config.timeout_s)
-        self._same_config()
+        self.config = config = self._agreed_config(config)
+        wanted = parse_wanted(config.plan) if config.plan else Wanted()
         facts = _transport_facts(self.group, self.device, config.backend)
         self.choice: Choice = transport.choose(config.backend, self._control.gather(facts))
         self._own_fast: FastCP | None = None
         self.transport: Transport = self._make_transport(fast)
+        self._planner = CallPlanner(self.config, wanted, self.transport, self._control, self.device)
+        self.graphs = CallGraphs(self.transport) if isinstance(self.transport, FastTransport) else None
         self.calls: dict[Signature, Call] = {}
+        self._admitted: dict[tuple[object, ...], Call] = {}
+        self.handle = next(self._handles)
+        self.by_handle[self.handle] = self
 
     def close(self) -> None:
         """End what the session has started; the group that it was given stays."""
+        if self.graphs is not None:
+            self.graphs.close()
         if self._own_fast is not None:
             self._own_fast.close()
 
@@ -77,6 +85,8 @@ class CPSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.graphs is not None:
+            self.graphs.close()
         if self._own_fast is not None:
             self._own_fast.close(collective=error is None)
 
@@ -85,7 +95,7 @@ class CPSession:
             return CollectiveTransport(self.group)
         if fast is None:
             fast = self._own_fast = init_fast_cp(self.group, device=self.device, timeout_s=self.config.timeout_s)
-        return FastTransport(fast, self.config.transfer)
+        return FastTransport(fast)
 
     def admit(self, inputs: Inputs, seq_len: int | None, key_mask: torch.Tensor | None, scale: float | None) -> Call:
         """The agreed call for these inputs. Collective the first time; without any communication after that.
@@ -93,20 +103,27 @@ class CPSession:
         Raises InputError, with one message on every rank, where some rank's inputs do not fit, DisagreementError
         where ranks differ or one does not answer in time, and UnavailableError where no kernel serves the call.
         """
+        key = signature.quick_key(inputs, seq_len, key_mask, scale)
+        known = self._admitted.get(key)
+        if known is None:
+            known = self._admitted[key] = self._admit(inputs, seq_len, key_mask, scale)
+        return known
+
+    def _admit(self, inputs: Inputs, seq_len: int | None, key_mask: torch.Tensor | None, scale: float | None) -> Call:
         try:
             mine = signature.of(inputs, seq_len, key_mask, scale, self.device, self.world, self.rank)
         except CPError as error:
-            self._agree(_Ballot(str(error), None, None))
+            self._agree(_Ballot(str(error), None))
             raise AssertionError("a refusal ends in an error on every rank") from error
         call = self.calls.get(mine)
         if call is None:
-            ballots = self._agree(_Ballot(None, mine, explain(mine.kernel_needs(self.device))))
-            call = self._plan(mine, [b.kernels for b in ballots if b.kernels is not None], inputs)
+            self._agree(_Ballot(None, mine))
+            call = self._planner.plan(mine, inputs, key_mask)
             self.calls[mine] = call
         return call
 
-    def _agree(self, ballot: _Ballot) -> list[_Ballot]:
-        """Every rank's ballot, if all of them ask for the same; else the same error on every rank."""
+    def _agree(self, ballot: _Ballot) -> None:
+        """All ranks ask for the same; or the same error on every rank."""
         ballots = self._control.gather(ballot)
         for rank, other in enumerate(ballots):
             if other.refusal is not None:
@@ -117,34 +134,26 @@ class CPSession:
                     f"the ranks call attention with different inputs: rank 0 with {ballots[0].signature}, "
                     f"rank {rank} with {other.signature}; every rank must make the same call"
                 )
-        return ballots
 
-    def _same_config(self) -> None:
-        configs = self._control.gather(self.config)
-        for rank, other in enumerate(configs):
-            if other != configs[0]:
+    def _agreed_config(self, config: CPConfig) -> CPConfig:
+        """The configuration with its defaults, if it is the same on every rank; else the same error on every rank."""
+        refusal: str | None = None
+        try:
+            config = with_defaults(config, os.environ)
+        except ConfigError as error:  # a launcher may give each rank an environment of its own
+            refusal = str(error)
+        answers = self._control.gather((refusal, config))
+        for rank, (told, _) in enumerate(answers):
+            if told is not None:
+                raise ConfigError(f"rank {rank}: {told}")
+        first = answers[0][1]
+        for rank, (_, other) in enumerate(answers):
+            if other != first:
                 raise DisagreementError(
-                    f"the ranks were set up differently: rank 0 with {configs[0]}, rank {rank} with {other}; "
+                    f"the ranks were set up differently: rank 0 with {first}, rank {rank} with {other}; "
                     "give every rank the same configuration"
                 )
-
-    def _plan(self, mine: Signature, reasons_by_rank: list[KernelReasons], inputs: Inputs) -> Call:
-        method, world, kv_heads = self.config.method, self.world, mine.num_kv_heads
-        degree = ulysses_degree(method, world, kv_heads, self.config.ulysses_degree) if mine.kv_sharded else 1
-        layout = mine.layout(world, degree)
-        transfer = Choice(self.transport.name, self.transport.name, "")
-        if isinstance(self.transport, FastTransport):
-            transfer = self.transport.choose_transfer(layout, inputs, self._control)
-        plan = make_plan(
-            method=method,
-            ulysses_degree=degree,
-            world=world,
-            transfer=transfer,
-            kernel=self.config.kernel,
-            reasons_by_rank=reasons_by_rank,
-            bytes_received=mine.bytes_received(world),
-        )
-        return Call(layout, plan, mine.scale)
+        return config
 
 
 def _whole_job() -> dist.ProcessGroup:

@@ -77,6 +77,20 @@ class Signature:
         )
 
 
+def quick_key(
+    inputs: Inputs, seq_len: int | None, key_mask: torch.Tensor | None, scale: float | None
+) -> tuple[object, ...]:
+    """Everything that ``of`` looks at, unchecked: what has been admitted once need not be checked again."""
+    text = inputs.text
+    more = (text.q, text.k, text.v, text.in_front) if text is not None else ()
+    tensors = (inputs.q, inputs.k, inputs.v, key_mask, *more)
+    return (
+        seq_len,
+        scale,
+        *((x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in tensors),
+    )
+
+
 def of(
     inputs: Inputs,
     seq_len: int | None,

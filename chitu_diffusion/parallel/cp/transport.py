@@ -1,14 +1,15 @@
 """What carries Q, K, V and the output between ranks: the protocol, and the pure choice of one."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from chitu_diffusion.parallel.cp.config import Choice, Rejected
 from chitu_diffusion.parallel.cp.errors import UnavailableError
-from chitu_diffusion.parallel.cp.layout import Layout
+from chitu_diffusion.parallel.cp.fast.attention.schedule import ONE_SHOT, Schedule
+from chitu_diffusion.parallel.cp.layout import Layout, Span
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,27 @@ class Inputs:
     text: Text | None = None
 
 
+def _nothing(group: int, out: torch.Tensor | None = None) -> None:
+    """Everything is there already, and the output goes home as a whole."""
+
+
 @dataclass(frozen=True)
 class Arrived:
-    """What this rank attends with: q (B, Sq, h, D), k and v (B, Sk, hk, D) for its share h, hk of the heads."""
+    """What this rank attends with: q (B, Sq, h, D), k and v (B, Sk, hk, D) for its share h, hk of the heads.
+
+    The heads of group g may be read after ``wait(g)`` on the current stream, and ``finished(g, out)`` says that they
+    have been written to ``out`` (B, Sq, h, D). ``own_k`` and ``own_v`` are this rank's own rows ``own_rows`` of k and v
+    where they lie from the start, None where the method has none.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+    wait: Callable[[int], None] = _nothing
+    finished: Callable[[int, torch.Tensor], None] = _nothing
+    own_k: torch.Tensor | None = None
+    own_v: torch.Tensor | None = None
+    own_rows: Span = field(default_factory=lambda: Span(0, 0))
 
 
 class Transport(Protocol):
@@ -48,12 +63,21 @@ class Transport(Protocol):
 
     name: str
 
-    def send(self, layout: Layout, inputs: Inputs) -> Arrived:
-        """Give every rank the queries, keys and values that it attends with."""
+    def send(
+        self, layout: Layout, inputs: Inputs, schedule: Schedule = ONE_SHOT, transfer: str | None = None
+    ) -> Arrived:
+        """Give every rank the queries, keys and values that it attends with, group by group of ``schedule``.
 
-    def receive(self, layout: Layout, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ``transfer`` is what moves the bytes, where the transport has a choice.
+        """
+
+    def receive(
+        self, layout: Layout, out: torch.Tensor, home: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Bring the output home: ``out`` (B, Sq, h, D) of ``Arrived.q`` → this rank's tokens (B, S_local, H, D), and
         the text's output (B, T, H, D), the same on every rank, where the text has queries.
+
+        ``home`` (B, S_local and the text's queries in their place, H, D) is where they go; by default new memory.
         """
 
 

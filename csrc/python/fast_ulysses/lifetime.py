@@ -54,21 +54,25 @@ def finalize(collective: bool = True) -> None:
     _group.rank, _group.world = 0, 1
 
 
-def check() -> None:
-    """Raise RuntimeError with the sentence of the first wait that gave up, if one has. Does not wait for the GPU."""
-    torch.ops.fast_ulysses.fast_cp_check()
+def check() -> int:
+    """Raise RuntimeError with the sentence of the first wait that gave up, if one has. Does not wait for the GPU.
+
+    Returns a number that grows whenever windows of this runtime change places.
+    """
+    version: int = torch.ops.fast_ulysses.fast_cp_check.default()
+    return version
 
 
-def layout_version() -> int:
-    """A number that grows whenever windows of this runtime change places."""
-    return int(torch.ops.fast_ulysses.fast_cp_layout_version())
+def forget(tag: str) -> None:
+    """Drop an open exchange of which nothing has run, because the capture that recorded it failed."""
+    torch.ops.fast_ulysses.fast_cp_forget(tag)
 
 
 @contextmanager
 def managed_capture() -> Iterator[None]:
     """Inside, a captured CUDA graph does not hold its windows in place for ever: the caller answers for that.
 
-    A graph captured here must be dropped, not replayed, once ``layout_version`` has grown since its capture. Ranks may
+    A graph captured here must be dropped, not replayed, once the number that ``check`` returns has grown since its capture. Ranks may
     differ in what they capture, replay and call eagerly, if they name the ``generation`` of every exchange.
     """
     torch.ops.fast_ulysses.fast_cp_manage_capture(True)

@@ -61,10 +61,13 @@ class FastCP:
                     self._extension.finalize(collective=False)
                 raise UnavailableError(f"fast context parallelism could not start: on rank {rank}, {told}")
 
-    def check(self) -> None:
-        """Raise CPError with the sentence of the first wait that gave up, if one has. Does not wait for the GPU."""
+    def check(self) -> int:
+        """Raise CPError with the sentence of the first wait that gave up, if one has. Does not wait for the GPU.
+
+        Returns a number that grows when windows change places.
+        """
         try:
-            self._extension.check()
+            return int(self._extension.check())
         except RuntimeError as error:
             raise CPError(str(error)) from error
 

@@ -1,112 +1,124 @@
-"""The fast transport: one exchange over symmetric memory for AGKV, Ulysses and the hybrid.
+"""The fast transport: one exchange over symmetric memory for AGKV, Ulysses and the hybrid, by groups of heads.
 
 What arrives lies in windows of the pool that the next call but one may overwrite; ``receive`` gives the output in
-memory of its own.
+memory of its own. Windows of one tag have two generations that take turns; this module names the one to use, since a
+call that is replayed as a CUDA graph advances nothing on the host, and the ranks must agree whether they replay or not.
 """
 
-from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from chitu_diffusion.parallel.cp.blocks import block_of, window_for
-from chitu_diffusion.parallel.cp.config import Choice, Rejected
-from chitu_diffusion.parallel.cp.control import ControlChannel
 from chitu_diffusion.parallel.cp.fast import extension
+from chitu_diffusion.parallel.cp.fast.attention.schedule import ONE_SHOT, Schedule
 from chitu_diffusion.parallel.cp.fast.runtime import FastCP
 from chitu_diffusion.parallel.cp.layout import Layout, Span
 from chitu_diffusion.parallel.cp.transport import Arrived, Inputs
 
 TRANSFERS = ("ce", "sm", "tma")  # the simplest first: a copy engine takes no SM from what runs beside it
-TUNING_ROUNDS = 5
 
 
 class FastTransport:
     """Carries the blocks of a layout within the group of ``fast``.
 
-    ``transfer`` is ``ce``, ``sm``, ``tma``, or ``auto`` for what ``choose_transfer`` finds fastest.
+    ``turn`` is the generation of the windows that the next call uses: whoever makes calls in another way than by
+    ``send`` (a replay) advances it.
     """
 
     name = "fast"
 
-    def __init__(self, fast: FastCP, transfer: str) -> None:
-        self.fast, self.transfer = fast, transfer
+    def __init__(self, fast: FastCP) -> None:
+        self.fast = fast
         self.rank = fast.rank
-        self._chosen: dict[Layout, str] = {}
+        self.turn = 0
         self._ops: Any = extension.load()
-        self._arrived: tuple[torch.Tensor, ...] | None = None
+        self._split = lru_cache(maxsize=1024)(self._make_split)
+        self._way_in: tuple[torch.Tensor, ...] | None = None
+        self._way_back: _WayBack | None = None
+        self._token: torch.Tensor | None = None
 
-    def choose_transfer(self, layout: Layout, inputs: Inputs, control: ControlChannel) -> Choice:
-        """The transfer for this layout from now on. Collective; ``auto`` measures all of them on these inputs."""
-        if self.transfer != "auto":
-            return Choice(self.transfer, self.transfer, "asked for")
-        if not _travels(layout, inputs):
-            return Choice("auto", TRANSFERS[0], "nothing travels")
-        mine: dict[str, list[float]] = {name: [] for name in TRANSFERS}
-        for _ in range(TUNING_ROUNDS):  # in turn, so that all of them see the same clocks
-            for name in TRANSFERS:
-                mine[name].append(self._timed_exchange(layout, inputs, name))
-        medians = {name: sorted(ms)[len(ms) // 2] for name, ms in mine.items()}
-        choice = fastest(control.gather(medians))
-        self._chosen[layout] = choice.used
-        return choice
-
-    def send(self, layout: Layout, inputs: Inputs) -> Arrived:
-        """Start the exchange and let the current stream wait for it; the host does not wait."""
+    def send(
+        self, layout: Layout, inputs: Inputs, schedule: Schedule = ONE_SHOT, transfer: str | None = None
+    ) -> Arrived:
+        """Start the exchange; the current stream waits for a group of heads when it needs it, and the host never."""
         self.fast.check()
-        if not _travels(layout, inputs):
+        if not travels(layout, inputs):
             return self._stay(layout, inputs)
-        q_window, k, v = self._arrived = self._start(layout, inputs, self._transfer_of(layout))
-        self._place_text(layout, inputs, q_window, k, v)
-        self._ops.exchange_wait(self._arrived, 0, tag="in")
-        return Arrived(q_window if layout.degree > 1 else self._own_q(layout, inputs), k, v)
-
-    def receive(self, layout: Layout, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Tell the peers that their blocks have been read, and bring the output home."""
-        if self._arrived is not None:
-            self._ops.exchange_done(self._arrived, tag="in")
-            self._arrived = None
-        if layout.degree == 1:
-            text = block_of(out, layout.q_text_rows(self.rank), Span(0, out.shape[2])) if layout.text_queries else None
-            return out.narrow(1, layout.q_token_offset, layout.shards[self.rank].size), text
-        window = self._ops.return_start(
-            _dense(out),
-            self._split(layout),
-            tag="out",
-            transfer=self._transfer_of(layout),
-            send_text=layout.text_queries,
-        )
-        self._ops.exchange_wait((window,), 0, tag="out")
-        home = window.clone()
-        self._ops.exchange_done((window,), tag="out")
-        tokens = layout.shards[self.rank].size
-        if not layout.text_queries:
-            return home, None
-        text_rows = Span(0, layout.text_len).shifted(0 if layout.text_in_front else tokens)
-        return home.narrow(1, layout.q_token_offset, tokens), block_of(home, text_rows, Span(0, home.shape[2]))
-
-    def _transfer_of(self, layout: Layout) -> str:
-        return self._chosen.get(layout, TRANSFERS[0]) if self.transfer == "auto" else self.transfer
-
-    def _start(self, layout: Layout, inputs: Inputs, transfer: str) -> tuple[torch.Tensor, ...]:
         assert inputs.k is not None
         assert inputs.v is not None
-        q = _dense(inputs.q) if layout.degree > 1 else None
-        windows: tuple[torch.Tensor, ...] = self._ops.exchange_start(
-            q, _dense(inputs.k), _dense(inputs.v), self._split(layout), tag="in", transfer=transfer
+        transfer = transfer or TRANSFERS[0]
+        split = self._split(layout, schedule.groups)
+        q, k, v = _dense(inputs.q) if layout.degree > 1 else None, _dense(inputs.k), _dense(inputs.v)
+        placed = 0 if schedule.local_first else -1
+        self._way_in = windows = self._ops.exchange_start(
+            q, k, v, split, tag="in", transfer=transfer, own_chunks=placed, generation=self._next_turn()
         )
-        return windows
+        self._place_text(layout, inputs, *windows)
+        if layout.degree > 1:
+            self._way_back = _WayBack(self, split, transfer, layout.text_queries)
+        return Arrived(
+            q=windows[0] if layout.degree > 1 else _own_q(layout, inputs),
+            k=windows[1],
+            v=windows[2],
+            wait=lambda group: self._ops.exchange_wait(windows, group, tag="in"),
+            finished=self._way_back.send if self._way_back is not None else _not_sent,
+            own_k=k if layout.degree == 1 else None,
+            own_v=v if layout.degree == 1 else None,
+            own_rows=layout.shards[self.rank].shifted(layout.kv_token_offset),
+        )
 
-    def _timed_exchange(self, layout: Layout, inputs: Inputs, transfer: str) -> float:
-        """Milliseconds of one exchange on the current stream, which the host waits for."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        windows = self._start(layout, inputs, transfer)
-        self._ops.exchange_wait(windows, 0, tag="in")
-        self._ops.exchange_done(windows, tag="in")
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end))
+    def receive(
+        self, layout: Layout, out: torch.Tensor, home: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tell the peers that their blocks have been read, and bring the output home.
+
+        Every group must have been finished, or none of them: then the output goes home as a whole.
+        """
+        if self._way_in is not None:
+            self._ops.exchange_done(self._way_in, tag="in")
+            self._way_in = None
+        if self._way_back is not None:
+            way_back, self._way_back = self._way_back, None
+            out = way_back.arrive(out, home)
+        elif home is not None and out is not home:
+            out = home.copy_(out)
+        tokens = layout.shards[self.rank].size
+        if not layout.text_queries:
+            return out, None
+        text_rows = Span(0, layout.text_len).shifted(0 if layout.text_in_front else tokens)
+        return out.narrow(1, layout.q_token_offset, tokens), block_of(out, text_rows, Span(0, out.shape[2]))
+
+    def check(self) -> int:
+        """The version of the windows' layout, which grows when they change places: what was captured before must not
+        be replayed. Raises CPError where a wait has given up. The host waits for nothing.
+        """
+        return self.fast.check()
+
+    def managed_capture(self) -> AbstractContextManager[None]:
+        """While it lasts, a CUDA graph may be captured that does not hold its windows in their places for ever."""
+        manager: AbstractContextManager[None] = self._ops.managed_capture()
+        return manager
+
+    def abandon(self, turn: int) -> None:
+        """Forget a call whose capture failed: nothing of it has run. ``turn`` is what it was when the call began."""
+        self._way_in = self._way_back = None
+        for tag in ("in", "out"):
+            self._ops.forget(tag)
+        self.turn = turn
+
+    def meet(self) -> None:
+        """The current stream goes on when every rank's has come as far."""
+        if self._token is None:
+            self._token = torch.zeros(1, 1, 1, 8, device=self.fast.device, dtype=torch.bfloat16)
+        self._ops.all_gather_kv_4d(self._token, self._token, tag="meet")
+
+    def _next_turn(self) -> int:
+        """The generation that this call uses; the next call takes the other one."""
+        turn, self.turn = self.turn, 1 - self.turn
+        return turn
 
     def _stay(self, layout: Layout, inputs: Inputs) -> Arrived:
         """One rank, or keys that every rank holds: nothing travels."""
@@ -114,20 +126,13 @@ class FastTransport:
         k, v = (text.k, text.v) if text is not None else (None, None)
         rows, text_rows = layout.kv_rows, layout.kv_text_rows
         full = [window_for(x, t, rows, text_rows, heads) for x, t in ((inputs.k, k), (inputs.v, v))]
-        q = self._own_q(layout, inputs)
+        q = _own_q(layout, inputs)
         if inputs.k is not None:
             for window, own in zip(full, (inputs.k, inputs.v), strict=True):
                 assert own is not None
                 if window is not own:
                     window.narrow(1, layout.kv_token_offset, own.shape[1]).copy_(own)
         return Arrived(q, full[0], full[1])
-
-    def _own_q(self, layout: Layout, inputs: Inputs) -> torch.Tensor:
-        """The queries of one rank per group: its own, with the text's in their place."""
-        text = inputs.text
-        if text is None or text.q is None:
-            return inputs.q
-        return torch.cat([text.q, inputs.q] if layout.text_in_front else [inputs.q, text.q], 1)
 
     def _place_text(self, layout: Layout, inputs: Inputs, *windows: torch.Tensor) -> None:
         text, q_heads, kv_heads = inputs.text, layout.q_heads(self.rank), layout.kv_heads(self.rank)
@@ -141,7 +146,7 @@ class FastTransport:
             own = block_of(text.q, Span(0, layout.text_len), q_heads)
             block_of(windows[0], layout.q_text_rows(self.rank), Span(0, q_heads.size)).copy_(own)
 
-    def _split(self, layout: Layout) -> Any:
+    def _make_split(self, layout: Layout, chunks: tuple[int, ...]) -> Any:
         """The layout as the extension takes it."""
         front, q = layout.text_in_front, layout.text_queries
         text = layout.text_len
@@ -156,20 +161,68 @@ class FastTransport:
             seq_lens=tuple(span.size for span in layout.shards),
             q_heads=tuple(layout.q_heads(index).size for index in indices),
             kv_heads=tuple(layout.kv_heads(index).size for index in indices),
+            chunks=chunks,
             text=rows,
         )
 
 
-def fastest(ms_by_rank: Sequence[Mapping[str, float]]) -> Choice:
-    """The transfer that is fastest on the slowest rank; within 1 % of it, the first in the order of ``TRANSFERS``."""
-    slowest = {name: max(ms[name] for ms in ms_by_rank) for name in ms_by_rank[0]}
-    used = next(name for name in TRANSFERS if slowest[name] <= 1.01 * min(slowest.values()))
-    rejected = tuple(Rejected(name, f"{slowest[name]:.3f} ms") for name in TRANSFERS if name != used)
-    return Choice("auto", used, f"{slowest[used]:.3f} ms, the fastest when measured on this shape", rejected)
+class _WayBack:
+    """The output's exchange of one call: groups of heads leave as attention finishes them."""
+
+    def __init__(self, transport: FastTransport, split: Any, transfer: str, send_text: bool) -> None:
+        self._ops, self._split, self._transfer, self._send_text = transport._ops, split, transfer, send_text
+        self._turn = 1 - transport.turn  # the way in has advanced it
+        self._out: torch.Tensor | None = None
+        self._window: torch.Tensor | None = None
+        self._sent = 0
+
+    def send(self, group: int, out: torch.Tensor) -> None:
+        """The current stream has written this group's heads of ``out``; groups come in order."""
+        if self._window is None:
+            self._start(out)
+        self._ops.exchange_send((self._out,), (self._window,), group, tag="out")
+        self._sent = group + 1
+
+    def arrive(self, out: torch.Tensor, home: torch.Tensor | None) -> torch.Tensor:
+        """Everything in memory of its own: what was not sent yet is sent, and everything awaited."""
+        groups = range(len(self._split.chunks))
+        for group in groups[self._sent :]:
+            self.send(group, out)
+        assert self._window is not None
+        for group in groups:
+            self._ops.exchange_wait((self._window,), group, tag="out")
+        home = self._window.clone() if home is None else home.copy_(self._window)
+        self._ops.exchange_done((self._window,), tag="out")
+        return home
+
+    def _start(self, out: torch.Tensor) -> None:
+        self._out = _dense(out)
+        self._window = self._ops.return_start(
+            self._out,
+            self._split,
+            tag="out",
+            transfer=self._transfer,
+            send_text=self._send_text,
+            send_now=False,
+            generation=self._turn,
+        )
 
 
-def _travels(layout: Layout, inputs: Inputs) -> bool:
+def travels(layout: Layout, inputs: Inputs) -> bool:
+    """Whether anything has to go from rank to rank."""
     return inputs.k is not None and layout.world > 1
+
+
+def _not_sent(group: int, out: torch.Tensor) -> None:
+    """The output is home already."""
+
+
+def _own_q(layout: Layout, inputs: Inputs) -> torch.Tensor:
+    """The queries of one rank per group: its own, with the text's in their place."""
+    text = inputs.text
+    if text is None or text.q is None:
+        return inputs.q
+    return torch.cat([text.q, inputs.q] if layout.text_in_front else [inputs.q, text.q], 1)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

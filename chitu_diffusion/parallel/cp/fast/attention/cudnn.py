@@ -9,6 +9,7 @@ from chitu_diffusion.parallel.cp.fast.attention.rows import (
     attend_to_one_key,
     first_reason,
     gpu_checks,
+    placed,
 )
 
 
@@ -26,18 +27,20 @@ def run(
     scale: float,
     key_mask: torch.Tensor | None = None,
     return_lse: bool = False,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention by aten's cuDNN operator; arguments and result as in ``KernelCall``."""
     if k.shape[1] == 1:  # cuDNN refuses a single key
-        return attend_to_one_key(q, k, v, scale=scale, key_mask=key_mask, return_lse=return_lse)
+        result, lse = attend_to_one_key(q, k, v, scale=scale, key_mask=key_mask, return_lse=return_lse)
+        return placed(result, out), lse
     bias = None
     if key_mask is not None:
         bias = torch.zeros_like(key_mask, dtype=q.dtype).masked_fill_(~key_mask, -torch.inf)[:, None, None, :]
     cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
     q_bhsd, k_bhsd, v_bhsd = (x.transpose(1, 2) for x in (q, k, v))
     # dropout 0, not causal, no debug mask; the log-sum-exp comes as (B, H, Sq, 1)
-    out, lse = cudnn(q_bhsd, k_bhsd, v_bhsd, bias, return_lse, 0.0, False, False, scale=scale)[:2]
-    return out.transpose(1, 2), lse.squeeze(-1) if return_lse else None
+    result, lse = cudnn(q_bhsd, k_bhsd, v_bhsd, bias, return_lse, 0.0, False, False, scale=scale)[:2]
+    return placed(result.transpose(1, 2), out), lse.squeeze(-1) if return_lse else None
 
 
 ROW = Kernel("cudnn", why_not, run)

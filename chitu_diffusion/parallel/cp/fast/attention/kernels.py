@@ -42,14 +42,25 @@ class KernelCall(Protocol):
         scale: float,
         key_mask: torch.Tensor | None = None,
         return_lse: bool = False,
+        out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """``key_mask`` is (B, Sk) bool, True where a key is attended to. The output (B, Sq, H, D) has q's dtype."""
+        """``key_mask`` is (B, Sk) bool, True where a key is attended to. The output (B, Sq, H, D) has q's dtype.
+
+        ``out``, where given, receives the output and is returned: any strides with a contiguous last dimension, of
+        q's dtype, or float32 where the row has ``float32_out``.
+        """
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One row. ``why_not`` returns None where the kernel serves the call, else a clause that says why it does not."""
+    """One row. ``why_not`` returns None where the kernel serves the call, else a clause that says why it does not.
+
+    ``in_place``: it writes a given ``out`` itself, where the others copy. ``float32_out``: it can keep a partial
+    output as exact as its accumulator.
+    """
 
     name: str
     why_not: Callable[[KernelNeeds], str | None]
     run: KernelCall
+    in_place: bool = False
+    float32_out: bool = False

@@ -17,7 +17,7 @@ BLOCK_S = 32  # rows per program of the Triton merge
 NUM_WARPS = 4
 
 
-def merge(parts: Sequence[Part], *, out_dtype: torch.dtype) -> Part:
+def merge(parts: Sequence[Part], *, out_dtype: torch.dtype, out: torch.Tensor | None = None) -> Part:
     """The attention over all keys from the attention over parts of them.
 
     Args:
@@ -25,6 +25,8 @@ def merge(parts: Sequence[Part], *, out_dtype: torch.dtype) -> Part:
             contiguous; lse (B, H, S) float32, natural logarithm, −inf where a row has no key in this part. The
             output of such a row is ignored.
         out_dtype: of the merged output; sums are FP32 whatever it is.
+        out: where the merged output goes, of ``out_dtype``, any strides with the last dimension contiguous; by
+            default new memory.
 
     Returns:
         out (B, S, H, D) of ``out_dtype`` and lse (B, H, S) float32; a row that has no key in any part is 0 and −inf.
@@ -35,7 +37,7 @@ def merge(parts: Sequence[Part], *, out_dtype: torch.dtype) -> Part:
     """
     _check(parts)
     one_pass = len(parts) > 1 and parts[0][0].is_cuda and import_problem() is None
-    return (merge_triton if one_pass else merge_torch)(parts, out_dtype=out_dtype)
+    return (merge_triton if one_pass else merge_torch)(parts, out_dtype=out_dtype, out=out)
 
 
 def _check(parts: Sequence[Part]) -> None:
@@ -50,7 +52,7 @@ def _check(parts: Sequence[Part]) -> None:
             )
 
 
-def merge_torch(parts: Sequence[Part], *, out_dtype: torch.dtype) -> Part:
+def merge_torch(parts: Sequence[Part], *, out_dtype: torch.dtype, out: torch.Tensor | None = None) -> Part:
     """``merge`` in torch operations: any device; the plain statement of what the Triton kernel computes."""
     lses = torch.stack([lse.float() for _, lse in parts])
     largest = lses.amax(dim=0)
@@ -59,25 +61,26 @@ def merge_torch(parts: Sequence[Part], *, out_dtype: torch.dtype) -> Part:
     total = weights.sum(dim=0)
     shares = (weights / total.masked_fill(total == 0, 1)).transpose(2, 3)[..., None]  # (n, B, S, H, 1)
     merged = torch.zeros(parts[0][0].shape, dtype=torch.float32, device=total.device)
-    for (out, _), share in zip(parts, shares, strict=True):
-        merged += (out.float() * share).masked_fill(share == 0, 0)
-    return merged.to(out_dtype), shift + torch.log(total)
+    for (part, _), share in zip(parts, shares, strict=True):
+        merged += (part.float() * share).masked_fill(share == 0, 0)
+    return (merged.to(out_dtype) if out is None else out.copy_(merged)), shift + torch.log(total)
 
 
-def merge_triton(parts: Sequence[Part], *, out_dtype: torch.dtype) -> Part:
+def merge_triton(parts: Sequence[Part], *, out_dtype: torch.dtype, out: torch.Tensor | None = None) -> Part:
     """``merge`` in one pass over memory per pair of parts; two parts at least, on a GPU that Triton serves."""
     merged = parts[0]
-    for i, part in enumerate(parts[1:], start=2):
-        merged = _merge_pair(merged, part, out_dtype if i == len(parts) else torch.float32)
-    return merged
+    for part in parts[1:-1]:
+        merged = _merge_pair(merged, part, torch.empty(part[0].shape, dtype=torch.float32, device=part[0].device))
+    if out is None:
+        out = torch.empty(parts[0][0].shape, dtype=out_dtype, device=parts[0][0].device)
+    return _merge_pair(merged, parts[-1], out)
 
 
-def _merge_pair(a: Part, b: Part, out_dtype: torch.dtype) -> Part:
+def _merge_pair(a: Part, b: Part, out: torch.Tensor) -> Part:
     from chitu_diffusion.parallel.cp.fast.attention.triton_merge import merge_kernel
 
     (out_a, lse_a), (out_b, lse_b) = a, b
     batch, seq, heads, head_dim = out_a.shape
-    out = torch.empty(out_a.shape, dtype=out_dtype, device=out_a.device)
     lse = torch.empty(lse_a.shape, dtype=torch.float32, device=out_a.device)
     programs = batch * heads * -(-seq // BLOCK_S)
     if not programs:
@@ -85,7 +88,7 @@ def _merge_pair(a: Part, b: Part, out_dtype: torch.dtype) -> Part:
     with torch.cuda.device(out_a.get_device()):  # Triton launches on the current device
         merge_kernel[(programs,)](
             out_a, out_b, lse_a, lse_b, out, lse,
-            *out_a.stride()[:3], *out_b.stride()[:3], *lse_a.stride(), *lse_b.stride(), heads, seq,
+            *out_a.stride()[:3], *out_b.stride()[:3], *out.stride()[:3], *lse_a.stride(), *lse_b.stride(), heads, seq,
             HEAD_DIM=head_dim, BLOCK_D=1 << (head_dim - 1).bit_length(), BLOCK_S=BLOCK_S, num_warps=NUM_WARPS,
         )  # fmt: skip
     return out, lse

@@ -1,31 +1,49 @@
 """The pure planner: what is asked and what each rank can do, to one plan that all ranks share."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from chitu_diffusion.parallel.cp.config import Choice, Rejected
 from chitu_diffusion.parallel.cp.errors import ConfigError, UnavailableError
+from chitu_diffusion.parallel.cp.fast.attention.schedule import Schedule
 
 # why_not of every kernel on one rank: None where it serves the call
 KernelReasons = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
-    """How one attention call runs.
+class Candidate:
+    """One way to run an attention call.
 
     ``method`` and ``ulysses_degree`` say what travels, ``transfer`` what carries it, ``schedule`` how kernel and
-    transfer interleave, ``kernel`` which row of the table computes. ``rejected`` lists the kernels that were
-    preferred to it and why they do not serve, and the transfers that were measured and are slower. ``bytes_received``
-    is what the busiest rank would receive by each method.
+    transfer interleave, ``kernel`` which row of the table computes, ``graph`` whether the whole call is captured once
+    and replayed as a CUDA graph.
     """
 
     method: str
     ulysses_degree: int
     transfer: str
-    schedule: str
+    schedule: Schedule
     kernel: str
-    reason: str
+    graph: bool = False
+
+    @property
+    def name(self) -> str:
+        """Short and unique, as ``--plan`` takes it: ``agkv/ce/head_pipeline(5)/cute/graph``."""
+        parts = (self.method, self.transfer, str(self.schedule), self.kernel, "graph" if self.graph else "eager")
+        return "/".join(parts)
+
+
+@dataclass(frozen=True)
+class AttentionPlan(Candidate):
+    """The candidate that runs, and why.
+
+    ``rejected`` lists the kernels that were preferred to it and why they do not serve, and the candidates that were
+    measured and are slower, or failed. ``bytes_received`` is what the busiest rank would receive by each method.
+    """
+
+    reason: str = ""
     rejected: tuple[Rejected, ...] = ()
     bytes_received: dict[str, int] = field(default_factory=dict)
 
@@ -55,6 +73,14 @@ def choose_kernel(requested: str, reasons_by_rank: Sequence[KernelReasons]) -> C
     raise UnavailableError(f"no attention kernel serves this call on every rank ({told})")
 
 
+def serving(reasons_by_rank: Sequence[KernelReasons], choice: Choice | None = None) -> list[str]:
+    """The kernels that serve the call on every rank, in order of preference; what ``choice`` leaves of them."""
+    if choice is not None and choice.requested != "auto":
+        return [choice.used]
+    names = list(reasons_by_rank[0])
+    return [name for name in names if _first_reason(name, reasons_by_rank) is None]
+
+
 def _first_reason(name: str, reasons_by_rank: Sequence[KernelReasons]) -> str | None:
     """Why ``name`` does not serve; names the ranks unless all agree."""
     reasons = {rank: told for rank, reasons in enumerate(reasons_by_rank) if (told := reasons[name]) is not None}
@@ -64,25 +90,66 @@ def _first_reason(name: str, reasons_by_rank: Sequence[KernelReasons]) -> str | 
     return told if len(reasons) == len(reasons_by_rank) else f"on rank {rank} {told}"
 
 
+def _kernel_reason(candidate: Candidate, kernel: Choice) -> str:
+    if candidate.kernel != kernel.used:
+        return f"kernel {candidate.kernel}: faster here than {kernel.used}, which stands before it in the table"
+    return f"kernel {kernel.used}: {kernel.reason}"
+
+
 def make_plan(
+    candidate: Candidate,
     *,
-    method: str,
-    ulysses_degree: int,
     world: int,
-    transfer: Choice,
-    kernel: str,
-    reasons_by_rank: Sequence[KernelReasons],
+    kernel: Choice,
+    why: str = "",
+    rejected: tuple[Rejected, ...] = (),
     bytes_received: dict[str, int] | None = None,
 ) -> AttentionPlan:
-    """The plan for one call: the kernel by the table, the only schedule there is, and the reasons."""
-    choice = choose_kernel(kernel, reasons_by_rank)
-    reason = f"kernel {choice.used}: {choice.reason}; {_degree_reason(method, ulysses_degree, world)}"
-    if transfer.reason:
-        reason += f"; transfer {transfer.used}: {transfer.reason}"
-    rejected = choice.rejected + transfer.rejected
+    """The plan that runs ``candidate``: with the choice of its kernel, and ``why`` it was taken among others."""
+    travels = _degree_reason(candidate.method, candidate.ulysses_degree, world)
+    reason = f"{_kernel_reason(candidate, kernel)}; {travels}"
+    if why:
+        reason += f"; {why}"
+    parts = {f.name: getattr(candidate, f.name) for f in fields(Candidate)}
     return AttentionPlan(
-        method, ulysses_degree, transfer.used, "one_shot", choice.used, reason, rejected, bytes_received or {}
+        **parts, reason=reason, rejected=kernel.rejected + rejected, bytes_received=bytes_received or {}
     )
+
+
+# what a rank tells of every candidate: milliseconds, or why it failed there; nothing where another rank's failure
+# came before it was timed
+Measured = Mapping[str, float | str]
+TIE = 1.01  # a simpler candidate may be slower by this much
+
+
+def decide(
+    candidates: Sequence[Candidate], measured_by_rank: Sequence[Measured]
+) -> tuple[Candidate, str, tuple[Rejected, ...]]:
+    """The candidate that is fastest on the slowest rank, why, and what became of the others.
+
+    ``candidates`` come simplest first, and the first within 1 % of the fastest is taken. One that failed on any rank
+    is out. Raises UnavailableError where all of them failed.
+    """
+    failed, slowest = {}, {}
+    for candidate in candidates:
+        told = [measured.get(candidate.name) for measured in measured_by_rank]
+        failures = [f"on rank {rank}: {what}" for rank, what in enumerate(told) if isinstance(what, str)]
+        if failures:
+            failed[candidate.name] = failures[0]
+        else:
+            slowest[candidate.name] = max(ms for ms in told if isinstance(ms, float))
+    if not slowest:
+        told_all = "; ".join(f"{name} {why}" for name, why in failed.items())
+        raise UnavailableError(f"no way to run this attention call works on every rank ({told_all})")
+    limit = TIE * min(slowest.values())
+    used = next(c for c in candidates if slowest.get(c.name, math.inf) <= limit)
+    rejected = [Rejected(name, f"{ms:.3f} ms") for name, ms in slowest.items() if name != used.name]
+    rejected += [Rejected(name, why) for name, why in failed.items()]
+    count = len(slowest)
+    why = f"{used.name} took {slowest[used.name]:.3f} ms" + (
+        f", the fastest of {count} measured on this shape (a tie within 1 % goes to the simpler)" if count > 1 else ""
+    )
+    return used, why, tuple(rejected)
 
 
 def _degree_reason(method: str, degree: int, world: int) -> str:

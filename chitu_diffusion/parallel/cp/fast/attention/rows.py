@@ -45,14 +45,20 @@ def answers_empty(run: KernelCall) -> KernelCall:
         scale: float,
         key_mask: torch.Tensor | None = None,
         return_lse: bool = False,
+        out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if q.numel() and k.numel():
-            return run(q, k, v, scale=scale, key_mask=key_mask, return_lse=return_lse)
+            return run(q, k, v, scale=scale, key_mask=key_mask, return_lse=return_lse, out=out)
         batch, seq_q, heads, head_dim = q.shape
         lse = q.new_full((batch, heads, seq_q), -torch.inf, dtype=torch.float32) if return_lse else None
-        return q.new_zeros(batch, seq_q, heads, head_dim), lse
+        return (q.new_zeros(batch, seq_q, heads, head_dim) if out is None else out.zero_()), lse
 
     return guarded
+
+
+def placed(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """``result``, copied into ``out`` where one was given: for kernels that allocate their own output."""
+    return result if out is None else out.copy_(result)
 
 
 def attend_to_one_key(

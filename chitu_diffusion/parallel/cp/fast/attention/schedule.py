@@ -1,53 +1,78 @@
-"""How attention runs over what has arrived: one row per schedule."""
+"""How attention and its transfers interleave: a schedule in plain values, as the plan carries it and users type it.
 
-from typing import Protocol
+The heads of a rank are cut into groups that are sent, announced and attended to one after the other. *Locally first*
+means that attention begins with the keys this rank holds anyway, for all heads at once, and goes on with the others'
+keys group by group, merged by their log-sum-exp.
 
-import torch
+    one_shot             everything arrives, then one kernel
+    head_pipeline(5)     five equal groups; exact, no merge
+    head_pipeline(1:4)   two groups that share the heads 1 to 4
+    local_first          own keys, then the others' in one group
+    local_first(2)       own keys, then the others' in two equal groups: one is merged while the next is attended to
+    local_first(1:3)     the same with two groups that share the heads 1 to 3
+"""
 
-from chitu_diffusion.parallel.cp.fast.attention.planner import AttentionPlan
-from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
+import re
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
+from chitu_diffusion.parallel.cp.errors import ConfigError
+from chitu_diffusion.parallel.cp.layout import Span
 
-def one_shot(
-    plan: AttentionPlan,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    scale: float,
-    key_mask: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attend to all keys at once, after all of them have arrived."""
-    return KERNELS[plan.kernel].run(q, k, v, scale=scale, key_mask=key_mask)[0]
-
-
-class Schedule(Protocol):
-    """Attention by a plan; shapes as in ``run``."""
-
-    def __call__(
-        self,
-        plan: AttentionPlan,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        key_mask: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Returns the output (B, Sq, H, D)."""
+MOST_GROUPS, LARGEST_WEIGHT = 32, 10_000  # the extension announces up to 32 groups one by one
+EXAMPLES = "one_shot, head_pipeline(4), head_pipeline(1:4), local_first, local_first(2) or local_first(1:3)"
 
 
-SCHEDULES: dict[str, Schedule] = {"one_shot": one_shot}
+@dataclass(frozen=True)
+class Schedule:
+    """``groups``: weights of the head groups, in the order of sending; ``local_first``: own keys before the others'."""
+
+    groups: tuple[int, ...] = (1,)
+    local_first: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.groups) <= MOST_GROUPS or min(self.groups) < 1 or max(self.groups) > LARGEST_WEIGHT:
+            raise ConfigError(
+                f"a schedule has 1 to {MOST_GROUPS} head groups of weights from 1 to {LARGEST_WEIGHT}, "
+                f"not {len(self.groups)} groups of weights {str(self.groups)[:80]}"
+            )
+        if len(set(self.groups)) == 1:  # equal weights are all the same schedule
+            object.__setattr__(self, "groups", (1,) * len(self.groups))
+
+    @property
+    def exact(self) -> bool:
+        """Whether every output comes from one kernel over all keys, bit by bit what one_shot gives."""
+        return not self.local_first
+
+    def __str__(self) -> str:
+        if len(self.groups) == 1:
+            return "local_first" if self.local_first else "one_shot"
+        groups = str(len(self.groups)) if set(self.groups) == {1} else ":".join(map(str, self.groups))
+        return f"{'local_first' if self.local_first else 'head_pipeline'}({groups})"
 
 
-def run(
-    plan: AttentionPlan,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    scale: float,
-    key_mask: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attention by ``plan``: q (B, Sq, H, D), k and v (B, Sk, Hk, D), key_mask (B, Sk) bool → (B, Sq, H, D)."""
-    return SCHEDULES[plan.schedule](plan, q, k, v, scale=scale, key_mask=key_mask)
+ONE_SHOT = Schedule()
+LOCAL_FIRST = Schedule((1,), local_first=True)
+
+
+def parse(text: str) -> Schedule:
+    """The inverse of ``str``. Raises ConfigError for anything else."""
+    if text in ("one_shot", "local_first"):
+        return ONE_SHOT if text == "one_shot" else LOCAL_FIRST
+    match = re.fullmatch(r"(head_pipeline|local_first)\((\d{1,6}(?::\d{1,6})*)\)", text)
+    if match is None:
+        raise ConfigError(f"schedule {text!r} is unknown; write {EXAMPLES}")
+    kind, groups = match.groups()
+    weights = tuple(int(w) for w in groups.split(":")) if ":" in groups else (1,) * min(int(groups), MOST_GROUPS + 1)
+    return Schedule(weights, local_first=kind == "local_first")
+
+
+def head_groups(num_heads: int, num_kv_heads: int, weights: tuple[int, ...]) -> list[tuple[Span, Span]]:
+    """The query heads and the K/V heads of every group, among a rank's own (the rule of csrc's copy_plan.hpp).
+
+    Group c begins at K/V head h·(w_0+…+w_{c−1}) div Σw, and the query heads follow their K/V heads. A group may be
+    empty where there are more groups than heads.
+    """
+    total, ratio = sum(weights), num_heads // num_kv_heads
+    bounds = [num_kv_heads * w // total for w in accumulate(weights, initial=0)]
+    return [(Span(a * ratio, b * ratio), Span(a, b)) for a, b in pairwise(bounds)]

@@ -1,9 +1,9 @@
 """The attention kernels, in the order in which ``auto`` prefers them. A new kernel is one file and one row here."""
 
-from chitu_diffusion.parallel.cp.fast.attention import cudnn, flash, sdpa, triton
+from chitu_diffusion.parallel.cp.fast.attention import cudnn, cute, flash, sdpa, triton
 from chitu_diffusion.parallel.cp.fast.attention.kernels import Kernel, KernelNeeds
 
-KERNELS: dict[str, Kernel] = {row.name: row for row in (cudnn.ROW, flash.ROW, triton.ROW, sdpa.ROW)}
+KERNELS: dict[str, Kernel] = {row.name: row for row in (cute.ROW, cudnn.ROW, flash.ROW, triton.ROW, sdpa.ROW)}
 
 
 def explain(needs: KernelNeeds) -> dict[str, str | None]:

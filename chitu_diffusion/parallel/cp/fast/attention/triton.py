@@ -74,9 +74,10 @@ def run(
     scale: float,
     key_mask: torch.Tensor | None = None,
     return_lse: bool = False,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention by the Triton kernel; arguments and result as in ``KernelCall``."""
-    return flash_forward(q, k, v, scale=scale, key_mask=key_mask, return_lse=return_lse)
+    return flash_forward(q, k, v, scale=scale, key_mask=key_mask, return_lse=return_lse, out=out)
 
 
 def flash_forward(
@@ -87,7 +88,7 @@ def flash_forward(
     scale: float,
     key_mask: torch.Tensor | None = None,
     return_lse: bool = False,
-    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Launch the kernel on inputs that have at least one query and one key.
@@ -99,11 +100,11 @@ def flash_forward(
         scale: factor of the scores.
         key_mask: (B, Sk) bool, True where a key is attended to.
         return_lse: whether to give the log-sum-exp.
-        out_dtype: of the output, by default q's; float32 keeps a partial result as exact as the accumulator.
+        out: where the output goes, by default new memory of q's dtype; float32 is as exact as the accumulator.
         tile: by default the row of ``TMA_TILES`` or ``POINTER_TILES`` that fits.
 
     Returns:
-        The output (B, Sq, H, D), contiguous, and the log-sum-exp (B, H, Sq) float32 or None.
+        The output (B, Sq, H, D), and the log-sum-exp (B, H, Sq) float32 or None.
 
     """
     from chitu_diffusion.parallel.cp.fast.attention.triton_forward import forward_kernel
@@ -113,7 +114,8 @@ def flash_forward(
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1, "the last dimension must be contiguous"
     block_d = 1 << (head_dim - 1).bit_length()
     tile = tile or choose_tile(q, k, v, block_d)
-    out = torch.empty_like(q, dtype=out_dtype or q.dtype, memory_format=torch.contiguous_format)
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = q.new_empty((batch, heads, seq_q), dtype=torch.float32) if return_lse else None
     sources = [_descriptor(x, tile.block_n, block_d) if tile.use_tma else x for x in (k, v)]
     mask = q if key_mask is None else key_mask.contiguous().view(torch.uint8)
@@ -160,4 +162,4 @@ def _descriptor(x: torch.Tensor, block_n: int, block_d: int) -> Any:
     return TensorDescriptor(x, [batch, heads, seq, head_dim], _descriptor_strides(x), [1, 1, block_n, block_d])
 
 
-ROW = Kernel("triton", why_not, run)
+ROW = Kernel("triton", why_not, run, in_place=True, float32_out=True)

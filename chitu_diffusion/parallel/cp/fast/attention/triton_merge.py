@@ -21,6 +21,9 @@ def merge_kernel(
     stride_bb: int,
     stride_bs: int,
     stride_bh: int,
+    stride_ob: int,
+    stride_os: int,
+    stride_oh: int,
     stride_lab: int,
     stride_lah: int,
     stride_las: int,
@@ -60,6 +63,6 @@ def merge_kernel(
     # a part without weight may hold anything, also NaN
     a = tl.where(weight_a[:, None] == 0.0, 0.0, a * weight_a[:, None])
     b = tl.where(weight_b[:, None] == 0.0, 0.0, b * weight_b[:, None])
-    out = ((batch * seq + row_64) * num_heads + head)[:, None] * HEAD_DIM + column[None, :]
-    tl.store(out_ptr + out, ((a + b) * inverse[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+    rows = out_ptr + batch * stride_ob + head * stride_oh + row_64[:, None] * stride_os + column[None, :]
+    tl.store(rows, ((a + b) * inverse[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(lse_ptr + (batch * num_heads + head) * seq + row, shift + tl.log2(total) * LN2, mask=in_seq)

@@ -1,0 +1,158 @@
+"""Measuring candidates on the real call, on all ranks together: every rank runs the same ones in the same order.
+
+A candidate that fails on one rank must not leave the others waiting for its blocks: kernels are tried without any
+transfer first, and a call whose kernel fails in the middle still sends and receives everything (``perform``).
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from chitu_diffusion.parallel.cp.call import Call, perform
+from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate
+from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
+from chitu_diffusion.parallel.cp.fast.transport import FastTransport
+from chitu_diffusion.parallel.cp.graphs import CallGraphs
+from chitu_diffusion.parallel.cp.transport import Inputs
+
+BUDGET_S = 1.5  # of the rounds together; compiling and warming up come before
+FEWEST_ROUNDS, MOST_ROUNDS = 2, 9
+WARM_CALLS = 2  # with graphs twice as many: the second of one set of addresses captures, in each of two turns
+PATIENCE_S = 120.0  # for another rank that compiles a kernel which this one has on disk
+LARGEST_DIFFERENCE = 2e-2  # relative, between the outputs of two candidates; kernels in BF16 differ by some 3e-3
+
+Failures = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate and the call that it would be."""
+
+    candidate: Candidate
+    call: Call
+
+
+@dataclass
+class _Measuring:
+    """One rank's measurement on its way."""
+
+    inputs: Inputs
+    key_mask: torch.Tensor | None
+    graphs: CallGraphs
+    failures: Failures  # on this rank
+    reference: torch.Tensor | None = None
+
+
+class Tuner:
+    """Measures on one rank, in step with the others."""
+
+    def __init__(self, transport: FastTransport, control: ControlChannel) -> None:
+        self._transport, self._control = transport, control
+
+    def measure(
+        self, trials: Sequence[Trial], inputs: Inputs, key_mask: torch.Tensor | None
+    ) -> list[dict[str, float | str]]:
+        """Milliseconds of every trial, or why it failed, for every rank. Collective."""
+        failures = _try_kernels(trials, inputs)
+        run = _Measuring(inputs, key_mask, CallGraphs(self._transport), failures)
+        left = self._still_running(trials, run)
+        warm_ms = sum(self._warm_up(trial, run) for trial in left)
+        left = self._still_running(left, run)
+        rounds = rounds_for(self._control.gather(warm_ms, PATIENCE_S)[0])
+        times: dict[str, list[float]] = {trial.candidate.name: [] for trial in left}
+        for _ in range(rounds):  # in turn, so that all of them see the same clocks
+            for trial in left:
+                times[trial.candidate.name].append(self._timed(trial, run))
+        run.graphs.close()
+        told: dict[str, float | str] = {name: statistics.median(ms) for name, ms in times.items()}
+        told |= failures
+        return self._control.gather(told, PATIENCE_S)
+
+    def _still_running(self, trials: Sequence[Trial], run: _Measuring) -> list[Trial]:
+        """Those that have failed on no rank."""
+        failed = {name for failures in self._control.gather(run.failures, PATIENCE_S) for name in failures}
+        return [trial for trial in trials if trial.candidate.name not in failed]
+
+    def _warm_up(self, trial: Trial, run: _Measuring) -> float:
+        """Milliseconds of one call, after enough others; the output is compared with the first finite one."""
+        for _ in range(WARM_CALLS * (2 if trial.candidate.graph else 1)):
+            outputs = None  # its memory is what the next call gets: graphs are kept by addresses
+            outputs = self._attempt(trial, run)
+        if outputs is not None:
+            self._check(outputs, trial, run)
+        del outputs
+        return self._timed(trial, run)
+
+    def _check(self, out: torch.Tensor, trial: Trial, run: _Measuring) -> None:
+        if not all(bool(x.isfinite().all()) for x in (run.inputs.q, run.inputs.k, run.inputs.v) if x is not None):
+            return  # nothing can be learnt from such inputs
+        if not bool(out.isfinite().all()):
+            run.failures.setdefault(trial.candidate.name, "its output is not finite, and its inputs are")
+        elif run.reference is None:
+            run.reference = out.float()
+        else:
+            _compare(out, run.reference, trial, run.failures)
+
+    def _timed(self, trial: Trial, run: _Measuring) -> float:
+        """Milliseconds of one call that all ranks begin together, with what the host needs to launch it."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._transport.meet()
+        torch.cuda.synchronize(run.inputs.q.device)
+        begin.record()
+        self._attempt(trial, run)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+    def _attempt(self, trial: Trial, run: _Measuring) -> torch.Tensor | None:
+        call = trial.call
+        try:
+            if call.plan.graph:
+                key = (trial.candidate.name,)  # the inputs are the same for all
+                replayed = run.graphs.replay(key, run.inputs.q)
+                return (replayed or run.graphs.run(key, call, run.inputs, run.key_mask))[0]
+            made = perform(self._transport, call.layout, call.plan, run.inputs, scale=call.scale, key_mask=run.key_mask)
+            return made[0]
+        except Exception as error:  # whatever a kernel or its compiler raises is this candidate's failure
+            run.failures.setdefault(trial.candidate.name, first_line(error))
+            return None
+
+
+def _try_kernels(trials: Sequence[Trial], inputs: Inputs) -> Failures:
+    """Every kernel once on this rank's own tensors, where nobody waits for it; compiles what has to be compiled."""
+    failures: Failures = {}
+    for trial in trials:
+        kernel = KERNELS[trial.candidate.kernel]
+        assert inputs.k is not None
+        assert inputs.v is not None
+        q, k, v = (x[:, : min(x.shape[1], 256)] for x in (inputs.q, inputs.k, inputs.v))
+        try:
+            out = torch.empty_like(q)
+            kernel.run(q, k, v, scale=trial.call.scale, out=out, return_lse=trial.candidate.schedule.local_first)
+            torch.cuda.synchronize(q.device)
+        except Exception as error:
+            failures[trial.candidate.name] = first_line(error)
+    return failures
+
+
+def _compare(out: torch.Tensor, reference: torch.Tensor, trial: Trial, failures: Failures) -> None:
+    difference = torch.linalg.vector_norm(out.float() - reference)
+    relative = float(difference / torch.linalg.vector_norm(reference).clamp_min(1e-30))
+    if not relative <= LARGEST_DIFFERENCE:  # NaN too
+        failures.setdefault(
+            trial.candidate.name, f"its output differs from the first candidate's by {relative:.1e}, relative"
+        )
+
+
+def rounds_for(one_round_ms: float) -> int:
+    """How often every candidate is timed: as often as the budget allows."""
+    return max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(BUDGET_S * 1e3 / max(one_round_ms, 1e-3))))
+
+
+def first_line(error: Exception) -> str:
+    """Type and first line of what was raised."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
