@@ -1,6 +1,7 @@
 // Ulysses and the hybrid in one call each way. The names differ from upstream's all_to_all_single_4d.
 #include "ops/operators.hpp"
 #include "ops/requests.hpp"
+#include "runtime/cuda.hpp"
 
 namespace fast_cp::ops {
 
@@ -19,8 +20,9 @@ std::tuple<Tensor, Tensor, Tensor> all_to_all_qkv(Tensor q, Tensor k, Tensor v, 
                                                   Ints kv_heads, Ints text, std::string tag, std::string transfer) {
   Session session;
   Runtime& runtime = session.runtime;
-  const OpenExchange& x =
-      run(runtime, qkv_request(runtime, q, k, v, {seq_lens, q_heads, kv_heads, text}, tag, transfer));
+  Request request = qkv_request(runtime, q, k, v, {seq_lens, q_heads, kv_heads, text}, tag, transfer);
+  request.in_turn = !is_capturing(runtime.stream());
+  const OpenExchange& x = run(runtime, std::move(request));
   const View like = view_of(runtime, k, "k");
   return {window_tensor(runtime, x, kQuery, like), window_tensor(runtime, x, kKey, like),
           window_tensor(runtime, x, kValue, like)};

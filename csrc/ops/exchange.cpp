@@ -75,13 +75,13 @@ int checked_generation(int64_t generation) {
 std::tuple<Tensor, Tensor, Tensor> exchange_start(std::optional<Tensor> q, Tensor k, Tensor v, Ints seq_lens,
                                                   Ints q_heads, Ints kv_heads, Ints chunks, Ints text, std::string tag,
                                                   std::string transfer, bool send_now, int64_t own_chunks,
-                                                  int64_t generation) {
+                                                  int64_t generation, bool in_turn) {
   Session session;
   Runtime& runtime = session.runtime;
   require(own_chunks >= -1, "own_chunks is ", own_chunks, "; give a number of chunks, or -1 for all");
   Request request = qkv_request(runtime, q, k, v, {seq_lens, q_heads, kv_heads, text, chunks}, tag, transfer);
   request.own_chunks = int(std::min<int64_t>(own_chunks, kMaxChunks));
-  request.generation = checked_generation(generation);
+  request.generation = checked_generation(generation), request.in_turn = in_turn;
   OpenExchange& x = start_exchange(runtime, std::move(request));
   if (send_now) send_chunks(runtime, x, 0, x.plan->num_chunks());
   const View like = view_of(runtime, k, "k");
@@ -90,11 +90,11 @@ std::tuple<Tensor, Tensor, Tensor> exchange_start(std::optional<Tensor> q, Tenso
 }
 
 Tensor return_start(Tensor o, Ints seq_lens, Ints q_heads, Ints kv_heads, Ints chunks, Ints text, bool send_text,
-                    std::string tag, std::string transfer, bool send_now, int64_t generation) {
+                    std::string tag, std::string transfer, bool send_now, int64_t generation, bool in_turn) {
   Session session;
   Runtime& runtime = session.runtime;
   Request request = return_request(runtime, o, {seq_lens, q_heads, kv_heads, text, chunks}, send_text, tag, transfer);
-  request.generation = checked_generation(generation);
+  request.generation = checked_generation(generation), request.in_turn = in_turn;
   OpenExchange& x = start_exchange(runtime, std::move(request));
   if (send_now) send_chunks(runtime, x, 0, x.plan->num_chunks());
   return window_tensor(runtime, x, kOutput, view_of(runtime, o, "o"));
@@ -121,11 +121,11 @@ std::vector<Operator> exchange_operators() {
   return {
       {"fast_cp_exchange_start(Tensor? q, Tensor k, Tensor v, int[] seq_lens, int[] q_heads, int[] kv_heads, "
        "int[] chunks=[1], int[] text=[0, 0, 0, 0], str tag=\"exchange\", str transfer=\"ce\", bool send_now=True, "
-       "int own_chunks=-1, int generation=-1) -> (Tensor, Tensor, Tensor)",
+       "int own_chunks=-1, int generation=-1, bool in_turn=False) -> (Tensor, Tensor, Tensor)",
        TORCH_BOX(&exchange_start)},
       {"fast_cp_return_start(Tensor o, int[] seq_lens, int[] q_heads, int[] kv_heads, int[] chunks=[1], "
        "int[] text=[0, 0, 0, 0], bool send_text=False, str tag=\"return\", str transfer=\"ce\", bool send_now=True, "
-       "int generation=-1) -> Tensor",
+       "int generation=-1, bool in_turn=False) -> Tensor",
        TORCH_BOX(&return_start)},
       {"fast_cp_exchange_send(Tensor[] sources, Tensor(a!)[] windows, int chunk, str tag) -> ()",
        TORCH_BOX(&exchange_send)},

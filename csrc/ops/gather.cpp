@@ -2,6 +2,7 @@
 #include "fast_cp/error.hpp"
 #include "ops/operators.hpp"
 #include "ops/requests.hpp"
+#include "runtime/cuda.hpp"
 
 namespace fast_cp::ops {
 
@@ -16,6 +17,7 @@ std::tuple<Tensor, Tensor> all_gather_kv(Tensor k, Tensor v, Ints seq_lens, int6
   const Split split{seq_lens, {like.heads}, {like.heads}, {text_front, text_back, 0, 0}};
   Request request = qkv_request(runtime, std::nullopt, k, v, split, tag, transfer);
   request.lazy_done = true;
+  request.in_turn = !is_capturing(runtime.stream());
   OpenExchange& x = start_exchange(runtime, std::move(request));
   send_chunks(runtime, x, 0, 1);
   wait_chunk(runtime, x, 0);

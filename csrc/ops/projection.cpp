@@ -3,6 +3,7 @@
 #include "fast_cp/error.hpp"
 #include "ops/operators.hpp"
 #include "ops/requests.hpp"
+#include "runtime/cuda.hpp"
 
 namespace fast_cp::ops {
 
@@ -25,6 +26,7 @@ std::tuple<Tensor, Tensor> kv_projection_prepare(Tensor like, int64_t batch, Int
   request.shape =
       shape_of(runtime, {seq_lens, {heads}, {heads}, {text_front, text_back, 0, 0}, Ints(num_groups, 1)}, view, -1);
   request.in_place = request.lazy_done = true;
+  request.in_turn = !is_capturing(runtime.stream());
   request.roles = 1u << kKey | 1u << kValue;
   const int64_t pitch = heads * view.head_bytes();
   const WindowShape window = window_of(request.shape, runtime.settings.rank, kKey);

@@ -47,7 +47,7 @@ std::shared_ptr<const CopyPlan> plan_copies(const Request& request, int rank, in
   plan->peers = p.returning ? peers_in_order(first_of_group(p.shape, rank), p.shape.ulysses, rank)
                             : peers_in_order(0, p.shape.world, rank);
   for (int peer : plan->peers) {
-    if (peer != rank) plan->peer_mask |= 1u << peer, plan->last_peer = peer;
+    if (peer != rank) plan->peer_mask |= 1u << peer;
   }
   return plan;
 }

@@ -30,6 +30,9 @@ struct Request : Pattern {
   std::string tag;
   Transfer transfer = Transfer::kCopyEngine;
   int generation = -1;     // of the window: 0 or 1; -1: take turns
+  // Promised: the uses of this tag take the generations in turn, among the same peers, and each waits for all chunks.
+  // Then whoever has sent use n - 1 has read use n - 2, and what has arrived of n - 1 says so: nobody need be asked.
+  bool in_turn = false;
   bool lazy_done = false;  // done is implied by the next start with this tag
   const char* sources[kRoles] = {};
   std::vector<std::shared_ptr<void>> keep;  // what must not be freed while copies read it
@@ -41,7 +44,6 @@ struct CopyPlan {
   int64_t offsets[kRoles] = {};  // of each role's window, from the first one
   std::vector<std::vector<Copy>> chunks;
   std::vector<int> peers;   // in the order of sending
-  int last_peer = -1;       // of them, itself excluded; -1: there is none
   uint32_t peer_mask = 0;   // those this rank exchanges with, itself excluded
   uint32_t own_chunks = 0;  // a bit per chunk of which the rank copies something to itself
   int num_chunks() const { return int(chunks.size()); }

@@ -39,8 +39,16 @@ CopyList& copies_of(Runtime& runtime, const OpenExchange& x, int chunk, int peer
 }
 
 void mark(Runtime& runtime, OpenExchange& x, int chunk, Mark kind, cudaStream_t stream) {
-  cuda_check(cudaEventRecord(runtime.streams.event(x.slot, chunk, kind), stream), "marking the end of a chunk's copies");
-  x.last_marked[kind] = chunk;
+  cuda_check(cudaEventRecord(runtime.streams.event(x.slot, chunk, kind), stream), "marking how far a stream has come");
+  if (kind == kOwnCopied) x.last_marked = chunk;
+}
+
+// Puts the stream to `peer` after start's kernel, once.
+void after_begin(Runtime& runtime, OpenExchange& x, int peer) {
+  if (x.after_begin >> peer & 1u) return;
+  cuda_check(cudaStreamWaitEvent(runtime.streams.to_peer(peer), runtime.streams.event(x.slot, 0, kBegun)),
+             "waiting for the start of an exchange");
+  x.after_begin |= runtime.streams.peers_beside(peer);
 }
 
 void send_by_copy_engine(Runtime& runtime, OpenExchange& x, int chunk) {
@@ -48,56 +56,57 @@ void send_by_copy_engine(Runtime& runtime, OpenExchange& x, int chunk) {
   for (int peer : x.plan->peers) {
     if (peer == rank && !x.plan->copies_own(chunk)) continue;
     const cudaStream_t stream = runtime.streams.to_peer(peer);
+    if (peer != rank && !x.free) after_begin(runtime, x, peer);
     copy_engine::enqueue(copies_of(runtime, x, chunk, peer), stream);
     if (peer == rank) {
       mark(runtime, x, chunk, kOwnCopied, stream);
     } else {
+      after_begin(runtime, x, peer);
       runtime.signals.publish_arrival(x.slot, chunk, peer, stream);
-      if (peer == x.plan->last_peer) mark(runtime, x, chunk, kSent, stream);
     }
   }
 }
 
 // All tensors and peers in one launch, on one stream.
 void send_by_kernel(Runtime& runtime, OpenExchange& x, int chunk) {
-  const cudaStream_t stream = runtime.streams.to_peer(x.plan->peers.front());
+  const int first = x.plan->peers.front();
+  const cudaStream_t stream = runtime.streams.to_peer(first);
   const CopyList& list = copies_of(runtime, x, chunk);
+  if (!x.free) after_begin(runtime, x, first);
   x.request.transfer == Transfer::kSm ? sm::enqueue(list, stream) : tma::enqueue(list, stream);
+  after_begin(runtime, x, first);
   for (int peer : x.plan->peers) {
     if (peer != runtime.settings.rank) runtime.signals.publish_arrival(x.slot, chunk, peer, stream);
   }
-  mark(runtime, x, chunk, kSent, stream);  // the rank's own copies too: they are in the same launch
+  x.last_marked = -1;
+  if (x.plan->copies_own(chunk)) mark(runtime, x, chunk, kOwnCopied, stream);
 }
 
 bool by_copy_engine(const OpenExchange& x) { return x.request.transfer == Transfer::kCopyEngine; }
 
-// Peers as masks: whose streams carry the chunks [first, last), and whose stream carries what a mark comes after.
+// The peer on whose stream the rank's own copies are, and all whose streams carry the chunks [first, last): as masks.
+uint32_t own_lane(const Runtime& runtime, const OpenExchange& x) {
+  return 1u << (by_copy_engine(x) ? runtime.settings.rank : x.plan->peers.front());
+}
 uint32_t lanes_of(const Runtime& runtime, const OpenExchange& x, int first, int last) {
-  if (!by_copy_engine(x)) return 1u << x.plan->peers.front();
+  if (!by_copy_engine(x)) return own_lane(runtime, x);
   uint32_t lanes = x.plan->peer_mask;
   for (int chunk = first; chunk < last; ++chunk) {
-    if (x.plan->copies_own(chunk)) lanes |= 1u << runtime.settings.rank;
+    if (x.plan->copies_own(chunk)) lanes |= own_lane(runtime, x);
   }
   return lanes;
 }
-int lane_of(const Runtime& runtime, const OpenExchange& x, Mark kind) {
-  if (!by_copy_engine(x)) return x.plan->peers.front();
-  return kind == kOwnCopied ? runtime.settings.rank : x.plan->last_peer;
-}
 
-// `stream` goes on when this rank's own copies of the chunk, or its sends, are done.
-void wait_mark(Runtime& runtime, OpenExchange& x, int chunk, Mark kind, cudaStream_t stream) {
-  cuda_check(cudaStreamWaitEvent(stream, runtime.streams.event(x.slot, chunk, kind)), "waiting for this rank's copies");
-  if (chunk != x.last_marked[kind] || stream != *runtime.channels[x.request.tag].stream) return;
-  x.forked &= ~runtime.streams.peers_beside(lane_of(runtime, x, kind));  // that was all their stream has carried
-}
-
-// What a stream must come after before it reads a chunk. A rank that waits for its own sends first does not hold an SM
-// with a waiting kernel while the chunk is on its way: peers send at the same time, so theirs is about to arrive then.
+// What `stream` must come after before it reads a chunk.
 void wait_here(Runtime& runtime, OpenExchange& x, int chunk, cudaStream_t stream) {
-  const bool sent = x.sent >> chunk & 1u;  // an armed wait may come before its chunk is sent
-  if (sent && by_copy_engine(x) && x.plan->copies_own(chunk)) wait_mark(runtime, x, chunk, kOwnCopied, stream);
-  if (sent && (x.plan->peer_mask || !by_copy_engine(x))) wait_mark(runtime, x, chunk, kSent, stream);
+  constexpr const char* kDoing = "waiting for a chunk";
+  const bool callers = stream == *runtime.channels[x.request.tag].stream;
+  if (!callers) cuda_check(cudaStreamWaitEvent(stream, runtime.streams.event(x.slot, 0, kBegun)), kDoing);
+  if ((x.sent >> chunk & 1u) && x.plan->copies_own(chunk)) {  // an armed wait may come before its chunk is sent
+    cuda_check(cudaStreamWaitEvent(stream, runtime.streams.event(x.slot, chunk, kOwnCopied)), kDoing);
+    if (chunk == x.last_marked && callers)
+      x.forked &= ~own_lane(runtime, x);  // that was all its stream has carried
+  }
   if (!runtime.remove_waits) runtime.signals.wait_arrival(x.slot, chunk, x.plan->peer_mask, stream);
 }
 
@@ -126,14 +135,14 @@ Grant take_window(Runtime& runtime, const Request& request, int64_t bytes, cudaS
   return grant;
 }
 
-// On a side stream, so that the caller's computes while the peers are waited for; all streams to peers come after it.
-void begin(Runtime& runtime, OpenExchange& x, int sibling, cudaStream_t stream) {
-  const int first = x.plan->peers.front();
-  const uint32_t others = x.plan->peer_mask & ~runtime.streams.peers_beside(first);
-  runtime.streams.fork(stream, 1u << first);
-  runtime.signals.begin(x.slot, sibling, (1u << runtime.settings.world) - 1, runtime.streams.to_peer(first));
-  runtime.streams.follow(first, others);
-  x.fresh = x.forked = 1u << first | others;
+// Copies that need not ask the peers go at once: their streams fork before the kernel, and only announcements follow it.
+void begin(Runtime& runtime, Channel& channel, OpenExchange& x, const Grant& grant, cudaStream_t stream) {
+  x.free = x.request.in_turn && grant.both && (x.plan->peer_mask & ~channel.peers) == 0;
+  channel.peers = x.plan->peer_mask;
+  runtime.streams.fork(stream, 0);
+  runtime.signals.begin(x.slot, grant.sibling, x.free ? 0 : (1u << runtime.settings.world) - 1, stream);
+  mark(runtime, x, 0, kBegun, stream);
+  x.fresh = true;
 }
 
 }  // namespace
@@ -157,7 +166,7 @@ OpenExchange& start_exchange(Runtime& runtime, Request request) {
     x.windows[role] = runtime.heap.at(runtime.settings.rank, x.offsets[role]);
     if (x.request.in_place) x.request.sources[role] = x.windows[role];
   }
-  begin(runtime, x, grant.sibling, stream);
+  begin(runtime, channel, x, grant, stream);
   runtime.heap.windows().set_open(x.slot, true);
   return channel.open.emplace(std::move(x));
 }
@@ -166,7 +175,7 @@ OpenExchange& open_exchange(Runtime& runtime, const std::string& tag) {
   runtime.check();
   const auto found = runtime.channels.find(tag);
   require(found != runtime.channels.end() && found->second.open, "exchange '", tag, "' is not open; start it first");
-  found->second.open->fresh = 0;
+  found->second.open->fresh = false;
   return *found->second.open;
 }
 
@@ -176,11 +185,8 @@ void send_chunks(Runtime& runtime, OpenExchange& x, int first, int last) {
     require(!(x.sent >> chunk & 1u), "chunk ", chunk, " of exchange '", x.request.tag, "' was sent already");
   }
   const uint32_t lanes = lanes_of(runtime, x, first, last);
-  if (x.fresh)
-    runtime.streams.fork_more(lanes & ~x.fresh);
-  else
-    runtime.streams.fork(runtime.stream(), lanes);
-  x.fresh = 0;
+  x.fresh ? runtime.streams.fork_more(lanes) : runtime.streams.fork(runtime.stream(), lanes);
+  x.fresh = false;
   x.forked |= lanes;
   for (int chunk = first; chunk < last; ++chunk) {
     by_copy_engine(x) ? send_by_copy_engine(runtime, x, chunk) : send_by_kernel(runtime, x, chunk);
@@ -205,9 +211,8 @@ void arm_chunk(Runtime& runtime, OpenExchange& x, int chunk) {
   require(!(x.armed >> chunk & 1u), "chunk ", chunk, " of exchange '", x.request.tag, "' is armed already");
   const cudaStream_t arming = runtime.streams.arming();
   runtime.streams.order(runtime.stream(), arming);
-  runtime.streams.order(runtime.streams.to_peer(x.plan->peers.front()), arming);  // after begin
   wait_here(runtime, x, chunk, arming);
-  cuda_check(cudaEventRecord(runtime.streams.event(x.slot, chunk, kArmed), arming), "arming a wait");
+  mark(runtime, x, chunk, kArmed, arming);
   x.armed |= 1u << chunk;
 }
 

@@ -1,7 +1,7 @@
 // One use of a window, from start to done: which chunks are sent, awaited, armed.
 //
-//   start   on a side stream: tells the peers that the former uses have been read, waits until they said so of this
-//           window, and counts a new use
+//   start   tells the peers that the former uses have been read, waits until they said so of this window, and counts
+//           a new use; where uses are in turn it only counts
 //   send    forks the side streams from the caller's stream: copies of one chunk, then the announcement to each peer
 //   wait    makes the caller's stream wait for a chunk from every peer
 //   done    joins the side streams; the next start of the tag tells the peers that the window has been read
@@ -29,9 +29,11 @@ struct OpenExchange {
   char* windows[kRoles] = {};                // this rank's
   int64_t offsets[kRoles] = {};              // of each role's window in the pool, equal on all ranks
   uint32_t forked = 0;                       // peers whose side streams have not been joined since they were forked
-  uint32_t fresh = 0;                        // of them, those forked by start, while nothing else has been called
+  uint32_t after_begin = 0;                  // peers whose side streams come after start's kernel
+  bool free = false;   // the peers have read the window's former use: known without asking them
+  bool fresh = false;  // nothing has been called since start
   uint32_t sent = 0, waited = 0, armed = 0;  // a bit per chunk
-  int last_marked[kMarks] = {-1, -1, -1};    // the chunk whose mark is the last thing on its stream
+  int last_marked = -1;  // the chunk whose event comes after everything on the stream of the rank's own copies
   bool all_waited() const { return waited == ~0u >> (32 - plan->num_chunks()); }
 };
 
@@ -39,6 +41,7 @@ struct OpenExchange {
 struct Channel {
   std::optional<OpenExchange> open;
   std::shared_ptr<const CopyPlan> plan;  // of its last use
+  uint32_t peers = 0;                    // that its last use was exchanged with
   std::optional<cudaStream_t> stream;    // that its last call was made on
 };
 

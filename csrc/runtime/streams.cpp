@@ -69,13 +69,6 @@ void Streams::fork(cudaStream_t stream, uint32_t mask) {
 
 void Streams::fork_more(uint32_t mask) { hold(fork_, mask); }
 
-void Streams::follow(int peer, uint32_t mask) {
-  if (!mask) return;
-  const cudaEvent_t event = joins_[lane_[peer]];
-  cuda_check(cudaEventRecord(event, to_peer(peer)), "ordering the side streams");
-  hold(event, mask);
-}
-
 void Streams::join(cudaStream_t stream, uint32_t mask) {
   const uint32_t joined = lanes(mask);
   for (size_t lane = 0; lane < streams_.size(); ++lane) {

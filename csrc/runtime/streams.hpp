@@ -9,8 +9,8 @@
 
 namespace fast_cp {
 
-// What an event of a chunk stands for: the rank's own copies, what it sends to the last of its peers, an armed wait.
-enum Mark : int { kOwnCopied = 0, kSent = 1, kArmed = 2 };
+// What an event of a chunk stands for: the rank's own copies, an armed wait; of chunk 0 also: start's kernel.
+enum Mark : int { kOwnCopied = 0, kArmed = 1, kBegun = 2 };
 constexpr int kMarks = 3;
 
 class Streams {
@@ -30,8 +30,6 @@ class Streams {
   void fork(cudaStream_t stream, uint32_t mask);
   // The same for more streams, where nothing has come to the caller's stream since.
   void fork_more(uint32_t mask);
-  // Everything on the stream to `peer` so far comes before what the streams to the peers in `mask` carry next.
-  void follow(int peer, uint32_t mask);
   // Everything that the forked streams carry so far comes before what `stream` runs next.
   void join(cudaStream_t stream, uint32_t mask);
   // `later` goes on after everything that is on `earlier` now.

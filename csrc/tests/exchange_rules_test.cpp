@@ -169,23 +169,49 @@ void plans_are_kept(int rank) {
   check(plan_of(keys_and_values(make(gather({1, 1}), rank))) != first, "another shape has another plan");
 }
 
-// What the caller computes goes on while the peers are waited for, and may be spread over streams of its own.
+// What the caller computes may be spread over streams of its own.
 void the_callers_streams_are_left_alone(int rank) {
   Runtime& runtime = begin(rank);
   const Held held = make(gather({1, 1}), rank);
-  use(runtime, keys_and_values(held));
+  use(runtime, keys_and_values(held, "kv", 0));
   const int work = fake::callers[0].work;
-  OpenExchange& open = start_exchange(runtime, keys_and_values(held));
+  Request request = keys_and_values(held, "kv", 1);
+  request.in_turn = true;
+  OpenExchange& open = start_exchange(runtime, std::move(request));
   send_chunks(runtime, open, 0, 2);
-  check(fake::callers[0].work == work, "start and send launch nothing on the caller's stream");
-  wait_chunk(runtime, open, 0);
+  check(fake::callers[0].work == work + 1, "start and send launch one kernel on the caller's stream");
+  ++fake::callers[0].work;  // attention to the rank's own keys
   fake::current = 1;
   wait_chunk(runtime, open, 1);
   fake::current = 0;
-  check(fake::put_in_order.empty(), "a wait on another stream does not come after the caller's");
+  check(fake::after_work == work + 1, "a wait on another stream comes after start alone");
+  wait_chunk(runtime, open, 0);
   check(wrong_in(open, rank) == 0, "what arrived is right");
   finish_exchange(runtime, "kv");
   check(fake::all_joined(), "joined, also what was awaited elsewhere");
+}
+
+// Uses in turn need not ask, so a rank that tells nothing is not missed; with room for one generation they ask.
+void uses_in_turn_ask_nobody(int rank) {
+  Runtime& runtime = begin(rank, kShortLimitMs);
+  fake::silent = true;
+  const Held held = make(gather({1, 2}), rank);
+  for (int i = 0; i < 40; ++i) {
+    if (i % 3 == rank) usleep(400);
+    Request request = keys_and_values(held, "kv", i % 2);
+    request.in_turn = true;
+    const int slot = use(runtime, request);
+    check(told(runtime, slot) == 0, "nothing is told");
+  }
+  runtime.check();
+  fake::silent = false;
+  const Held large = make(gather({1}, 50000), rank);  // more than half of the pool
+  Request request = keys_and_values(large, "large");
+  request.in_turn = true;
+  const int slot = use(runtime, request);
+  use(runtime, request);
+  check(told(runtime, slot) == 1, "one generation: told, and waited for");
+  runtime.check();
 }
 
 void a_forgotten_exchange_leaves_no_trace(int rank) {
@@ -202,8 +228,9 @@ void a_forgotten_exchange_leaves_no_trace(int rank) {
   use(runtime, keys_and_values(held, "kv", 0));
 }
 
-// Calls into CUDA of one use at world 2. start: is it captured, fork (2), begin; send: one more stream, the copies of K
-// and V to the peer and to itself (4), the announcement, two marks; wait: the marks (2), the arrival; done: nothing.
+// Calls into CUDA of one use at world 2. start: is it captured, fork, begin, its mark; send: two streams (2), after
+// begin, the copies of K and V to the peer and to itself (4), the announcement, the mark of the own copies; wait: that
+// mark, the arrival; done: join (2).
 void few_calls_into_cuda(int rank) {
   Runtime& runtime = begin(rank);
   const auto calls_of = [&](const Exchange& x, int own_chunks) {
@@ -216,8 +243,8 @@ void few_calls_into_cuda(int rank) {
     return fake::calls - before;
   };
   const int all = calls_of(gather(), -1), none = calls_of(gather(), 0), two = calls_of(gather({1, 1}), -1);
-  check(all <= 15, sentence(all, " calls, 15 at most"));
-  check(none <= 10, sentence(none, " calls without own copies, 10 at most"));
+  check(all <= 17, sentence(all, " calls, 17 at most"));
+  check(none <= 12, sentence(none, " calls without own copies, 12 at most"));
   check(two <= 25, sentence(two, " calls in two chunks, 25 at most"));
 }
 
@@ -229,7 +256,7 @@ int main() {
        {done_is_told_at_the_next_begin, moving_windows_tell_before_they_wait, a_rank_that_tells_nothing_is_named,
         replays_and_calls_mix, own_rows_stay_where_they_lie, generations_are_those_asked_for,
         uses_of_one_tag_follow_each_other_on_any_stream, the_callers_streams_are_left_alone,
-        a_forgotten_exchange_leaves_no_trace, plans_are_kept, few_calls_into_cuda}) {
+        a_forgotten_exchange_leaves_no_trace, uses_in_turn_ask_nobody, plans_are_kept, few_calls_into_cuda}) {
     failed += run_ranks(kWorld, rule);
   }
   if (!failed) std::puts("exchange rules: all kept");

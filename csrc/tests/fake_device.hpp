@@ -44,6 +44,7 @@ inline Stream callers[2] = {{0, 0, true}, {0, 0, true}};
 inline int current = 0;                                // the caller's stream
 inline std::vector<Stream*> side;                      // the library's streams
 inline std::vector<std::pair<int, int>> put_in_order;  // of the caller's streams: the second was put after the first
+inline int after_work = 0;                             // and after how much of its work, the last time
 
 inline Stream* stream(cudaStream_t handle) { return reinterpret_cast<Stream*>(handle); }
 inline Event* event(cudaEvent_t handle) { return reinterpret_cast<Event*>(handle); }
@@ -110,8 +111,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   const fake::Event& e = *fake::event(event);
   if (!fake::stream(stream)->callers) return cudaSuccess;
   e.stream->joined = std::max(e.stream->joined, e.work);
-  if (e.stream->callers)
-    fake::put_in_order.push_back({int(e.stream - fake::callers), int(fake::stream(stream) - fake::callers)});
+  if (!e.stream->callers) return cudaSuccess;
+  fake::put_in_order.push_back({int(e.stream - fake::callers), int(fake::stream(stream) - fake::callers)});
+  fake::after_work = e.work;
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {

@@ -47,6 +47,7 @@ struct Grant {
   int slot = -1;
   int sibling = -1;  // the slot of the tag's other generation
   int64_t offset = -1;
+  bool both = false;         // there is room for two generations, and neither is a graph's
   bool moved = false;        // the pool was cut anew: wait until every reader of the old places is done
   std::vector<int> movable;  // then: the slots of all that did not have to stay where it was
 };
@@ -103,7 +104,8 @@ class WindowPlan {
     window.turn = window.generations[1].offset >= 0 ? turn : 0;
     Generation& generation = window.generations[window.turn];
     generation.pinned |= wanted.pin;
-    return {generation.slot, window.generations[1 - window.turn].slot, generation.offset, false, {}};
+    const Generation& other = window.generations[1 - window.turn];
+    return {generation.slot, other.slot, generation.offset, other.offset >= 0 && !generation.pinned && !other.pinned, false, {}};
   }
 
   // Slots whose readers must be done before windows change places: all but those that stay where they are.

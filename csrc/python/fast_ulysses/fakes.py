@@ -31,7 +31,7 @@ def _exchange(
 def _exchange_start(
     q: Tensor | None, k: Tensor, v: Tensor, seq_lens: Ints, q_heads: Ints, kv_heads: Ints, chunks: Ints = (1,),
     text: Ints = (0, 0, 0, 0), tag: str = "", transfer: str = "ce", send_now: bool = True, own_chunks: int = -1,
-    generation: int = -1,
+    generation: int = -1, in_turn: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return _exchange(q, k, v, seq_lens, q_heads, kv_heads, text)
 
@@ -51,6 +51,7 @@ def _returned(o: Tensor, seq_lens: Ints, q_heads: Ints, text: Ints, send_text: b
 def _return_start(
     o: Tensor, seq_lens: Ints, q_heads: Ints, kv_heads: Ints, chunks: Ints = (1,), text: Ints = (0, 0, 0, 0),
     send_text: bool = False, tag: str = "", transfer: str = "ce", send_now: bool = True, generation: int = -1,
+    in_turn: bool = False,
 ) -> Tensor:  # fmt: skip
     return _returned(o, seq_lens, q_heads, text, send_text)
 

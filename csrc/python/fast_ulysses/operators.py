@@ -43,6 +43,7 @@ def exchange_start(
     send_now: bool = True,
     own_chunks: int = -1,
     generation: int = -1,
+    in_turn: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Send K and V to all ranks, and Q within the Ulysses group; returns this rank's windows of q, k and v at once.
 
@@ -54,6 +55,8 @@ def exchange_start(
     of the other chunks hold nothing, and the rank attends to them where they lie. Its own Q rows are always copied.
     ``generation``: which of the tag's two windows is used, 0 or 1, the same on all ranks; -1: they take turns. A rank
     that replays a graph where another calls eagerly must name it, since a replay does not advance the turn.
+    ``in_turn``: promises that all uses of this tag take the two windows in turn, go between the same peers, and wait
+    for every chunk; then copies start without asking the peers first. A broken promise gives wrong results.
     """
     require_generation(generation)
     if q is None:
@@ -64,7 +67,7 @@ def exchange_start(
     split.require_rows(k, split.kv_total, "k")
     split.require_rows(v, split.kv_total, "v")
     windows: tuple[Tensor, Tensor, Tensor] = _exchange_start(
-        q, k, v, *split.as_lists, tag, transfer, send_now, own_chunks, generation
+        q, k, v, *split.as_lists, tag, transfer, send_now, own_chunks, generation, in_turn
     )
     return windows
 
@@ -78,17 +81,18 @@ def return_start(
     send_text: bool = False,
     send_now: bool = True,
     generation: int = -1,
+    in_turn: bool = False,
 ) -> Tensor:
     """Give the output back within the Ulysses group; returns this rank's window at once.
 
     o (B, q_front + S_group + q_back, h, D) → (B, S_rank, H, D), or with ``send_text``
     (B, q_front + S_rank + q_back, H, D).
-    With ``send_now=False`` chunks are sent by ``exchange_send`` as attention finishes them. ``generation``: see
-    ``exchange_start``.
+    With ``send_now=False`` chunks are sent by ``exchange_send`` as attention finishes them. ``generation``,
+    ``in_turn``: see ``exchange_start``.
     """
     require_generation(generation)
     require_bshd(o=o)
-    window: Tensor = _return_start(o, *split.as_lists, send_text, tag, transfer, send_now, generation)
+    window: Tensor = _return_start(o, *split.as_lists, send_text, tag, transfer, send_now, generation, in_turn)
     return window
 
 
