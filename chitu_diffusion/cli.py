@@ -1,6 +1,7 @@
 """The command line `chitu`: wiring only. Each command imports what it runs, so `--help` loads no torch."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,7 +27,9 @@ def _chitu() -> None:
 def doctor(
     require: Annotated[
         list[str] | None,
-        typer.Option(metavar="nccl|fast", help="End with 0 only if this is ready; repeat it, or separate by commas."),
+        typer.Option(
+            metavar="nccl|fast|cute", help="End with 0 only if this is ready; repeat it, or separate by commas."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (schema chitu.doctor/1).")] = False,
     self_test: Annotated[
@@ -41,6 +44,31 @@ def doctor(
     from chitu_diffusion.commands.doctor import run_doctor
 
     raise typer.Exit(run_doctor(require or (), as_json=as_json, self_test=self_test))
+
+
+@app.command()
+def plan(
+    sequence: Annotated[int, typer.Option(help="Tokens on all ranks together.")],
+    heads: Annotated[int, typer.Option(help="Query heads.")],
+    kv_heads: Annotated[int | None, typer.Option(help="Key and value heads, if fewer than query heads.")] = None,
+    head_dim: Annotated[int, typer.Option(help="Dimension of a head.")] = 128,
+    batch: Annotated[int, typer.Option(help="Batch size.")] = 1,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    method: Annotated[str, typer.Option(help="auto, agkv or ulysses.")] = "auto",
+    cp_size: Annotated[int | None, typer.Option(help="Ranks; by default one per GPU.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the table there too (schema chitu.plan/1).")
+    ] = None,
+) -> None:
+    """Show how Fast CP can run attention of one shape, how long each way takes, and which one it uses.
+
+    Starts one process per GPU and measures where that has not been done before. Exit code: 0 measured, 1 something
+    went wrong, 2 wrong usage, 3 there are no GPUs or no extension to measure with, and the times are estimates.
+    """
+    from chitu_diffusion.commands.plan import Question, run_plan
+
+    question = Question(sequence, heads, heads if kv_heads is None else kv_heads, head_dim, batch, dtype, method)
+    raise typer.Exit(run_plan(question, cp_size, output))
 
 
 def main() -> None:

@@ -98,7 +98,14 @@ def test_it_launches_itself_and_prints_a_table(tmp_path: Path) -> None:
     assert [r["case"]["method"] for r in data["results"]] == 2 * ["single", "nccl_agkv", "nccl_ulysses"]
     assert {r["case"]["world_size"] for r in data["results"]} == {2}
     assert data["results"][0]["timing"]["ranks_timed"] == [0]
-    assert all(r["speedup_over_single"] > 0 for r in data["results"])
+    assert all(r["speedup_over_single"] > 0 and r["speedup_back_to_back"] > 0 for r in data["results"])
+    for alone, agkv, ulysses in (data["results"][:3], data["results"][3:]):
+        assert alone["attention_ms"] is None  # one GPU hides nothing
+        for found in (agkv, ulysses):
+            assert min(found["attention_ms"], found["transfer_ms"]) > 0
+            exposed = found["timing"]["median_ms"] - found["attention_ms"]
+            assert found["exposed_ms"] == pytest.approx(exposed)
+            assert found["hidden_share"] == pytest.approx(1 - exposed / found["transfer_ms"])
     for word in ("nccl_ulysses", "gloo", "sdpa", "65", "complete: written to"):
         assert word in done.stdout
     assert done.stderr == ""
@@ -112,6 +119,24 @@ def test_communication_alone(tmp_path: Path) -> None:
         assert found["accuracy"]["checked"]
         assert found["received_gb_per_s"] > 0
         assert found["tflops_per_rank"] is None
+        assert found["transfer_ms"] is None  # it is the main figure here
+
+
+def test_two_methods_are_compared_in_pairs(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    done = typed(f"--compare nccl_agkv nccl_ulysses --sequence 64,65 {SMALL} --output {file}")
+    assert done.returncode == ExitCode.RIGHT, done.stderr
+    data = read(file)
+    assert [r["case"]["method"] for r in data["results"]] == 2 * ["nccl_agkv", "nccl_ulysses"]
+    assert [c["a"]["sequence"] for c in data["comparisons"]] == [64, 65]
+    for number, told in enumerate(data["comparisons"]):
+        a, b = data["results"][2 * number : 2 * number + 2]
+        assert (told["a"], told["b"]) == (a["case"], b["case"])
+        assert told["pairs_ms"] == [
+            list(pair) for pair in zip(a["timing"]["repeats_ms"], b["timing"]["repeats_ms"], strict=True)
+        ]
+        assert len(told["pairs_ms"]) == 2 * 2  # A B B A in each of two repeats
+        assert done.stdout.count(f"S={told['a']['sequence']}: A nccl_agkv") == 1
 
 
 def test_a_kernel_that_is_not_there_fails_its_cases_only(tmp_path: Path) -> None:
@@ -132,7 +157,7 @@ def test_a_corrupted_output_fails_the_check(tmp_path: Path) -> None:
     file = tmp_path / "w.json"
     code = (
         "import sys, torch; from tools.benchmarks.fast_cp_frameworks import job, options\n"
-        "wanted = options.parse(sys.argv[1:]); wanted.check()\n"
+        "wanted = options.parse(sys.argv[1:], {}); wanted.check()\n"
         "sys.exit(job.run(wanted, corrupt=lambda out: out * 1.001))"
     )
     line = [sys.executable, "-c", code, *f"--method nccl_agkv --sequence 64 {SMALL} --output {file}".split()]

@@ -20,14 +20,15 @@ HEAD_START = 600_000  # cycles, some 300 µs: the host launches what is measured
 def milliseconds(call: Callable[[], object], repeats: int = 10, calls: int = 1, *, host: bool = False) -> float:
     """The median over ``repeats`` of the time per call on the GPU, of the slowest rank.
 
-    The host is ahead, so that its launches are queued before the clock starts; with ``host`` it is not, and its time
-    is included.
+    The host is ahead, so that its launches are queued before the clock starts, and the GPUs meet before that, so that
+    none waits for another's later beginning; with ``host`` it is not ahead, and its time is included.
     """
-    times = []
+    times, token = [], torch.zeros(1, 1, 1, 8, device="cuda", dtype=torch.bfloat16)
     for _ in range(repeats + 2):
         common.together()
         if not host:
             torch.cuda._sleep(HEAD_START)
+            fu.all_gather_kv_4d(token, token, tag="meet")
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(calls):
@@ -82,6 +83,7 @@ def back_to_back(rank: int, world: int) -> list[dict[str, Any]]:
             "flat_ce": (partial(copy, flat, right, "flat", "ce"), sent),
             "gather_ce": (partial(fu.all_gather_kv_4d, k, v, seq, transfer="ce"), to_all),
             "in_place_ce": (partial(in_place, k, seq), to_all),
+            "nccl": (partial(dist.all_gather_into_tensor, flat.new_empty(world * flat.numel()), flat.view(-1)), to_all),
         }
         rows.append({"megabytes": size} | {n: rate(call, payload, IN_A_ROW) for n, (call, payload) in calls.items()})
     return rows

@@ -153,8 +153,9 @@ def test_the_merge_writes_a_strided_output(count: int, dtype: torch.dtype) -> No
     assert whole.eq(7).all()
 
 
-def test_the_merge_may_overwrite_its_first_part() -> None:
-    outs, lses = torch.randn(2, 2, 45, 3, 16), torch.randn(2, 2, 3, 45)
+@pytest.mark.parametrize("overwritten", [0, 2])
+def test_the_merge_may_overwrite_one_of_its_parts(overwritten: int) -> None:
+    outs, lses = torch.randn(3, 2, 45, 5, 24)[:, :, :, 1:4, 4:20], torch.randn(3, 2, 3, 45)
     parts = list(zip(outs, lses, strict=True))
     expected = merge_torch(parts, out_dtype=torch.float32)[0]
-    torch.testing.assert_close(merge_triton(parts, out_dtype=torch.float32, out=outs[0])[0], expected)
+    torch.testing.assert_close(merge_triton(parts, out_dtype=torch.float32, out=outs[overwritten])[0], expected)

@@ -8,18 +8,18 @@ import pytest
 
 from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, ExitCode, UnavailableError
 from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
-from tools.benchmarks.fast_cp_frameworks import cases, chitu, launch, options
+from tools.benchmarks.fast_cp_frameworks import cases, chitu, launch, options, request
 
 
-def parsed(line: str, output: Path | str = "outputs/x.json") -> options.Options:
-    wanted = options.parse([*line.split(), "--output", str(output)])
+def parsed(line: str, output: Path | str = "outputs/x.json", **environment: str) -> options.Options:
+    wanted = options.parse([*line.split(), "--output", str(output)], environment)
     wanted.request.check()
     return wanted
 
 
 def test_all_combinations_of_a_shape_follow_each_other() -> None:
-    request = parsed("--method single,nccl_agkv --sequence 7,9 --kernel sdpa,triton --heads 6 --kv-heads 3").request
-    made = request.cases("cpu")
+    wanted = parsed("--method single,nccl_agkv --sequence 7,9 --kernel sdpa,triton --heads 6 --kv-heads 3").request
+    made = wanted.cases("cpu")
     assert [(c.sequence, c.kernel, c.method) for c in made[:4]] == [
         (7, "sdpa", "single"),
         (7, "sdpa", "nccl_agkv"),
@@ -76,7 +76,7 @@ def test_the_kernel_names_are_those_of_the_table() -> None:
         ("--method single --preset dit --heads 3", "--preset fixes the shape, so --heads"),
         ("--method single --model z-image --head-dim 64", "--model fixes the shape, so --head-dim"),
         ("--method single,nccl_agkv --component communication --sequence 8", "leave single out"),
-        ("--sequence 8", "required: --method"),
+        ("--sequence 8", "there is nothing to run; give --method, or two plans with --compare"),
         ("--method single --sequence 8 --speed 3", "unrecognized arguments"),
     ],
 )
@@ -87,9 +87,9 @@ def test_wrong_input_is_one_sentence(line: str, told: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("method", ["fast_agkv", "fast_ulysses"])
+@pytest.mark.parametrize("method", ["fast_agkv", "fast_ulysses", "fast_auto"])
 def test_methods_without_the_extension_are_refused_by_name(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "find_spec", lambda name: None)
+    monkeypatch.setattr(request, "find_spec", lambda name: None)
     with pytest.raises(
         UnavailableError, match=f"method {method} was asked for, but the CUDA extension fast_ulysses is not installed"
     ):
@@ -135,7 +135,7 @@ def test_a_size_that_disagrees_with_the_launcher_names_both() -> None:
 
 
 def test_bad_input_needs_no_torch() -> None:
-    modules = "cases, options, launch, chitu, result"
+    modules = "cases, request, options, launch, chitu, result"
     code = f"import sys; from tools.benchmarks.fast_cp_frameworks import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -163,13 +163,23 @@ def test_only_rank_0_says_what_is_wrong(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_transfers_multiply_the_fast_methods_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "find_spec", lambda name: True)
-    request = parsed("--method nccl_agkv,fast_agkv --transfer ce,sm --sequence 8").request
-    assert [(c.method, c.transfer) for c in request.cases("cuda")] == [
+    monkeypatch.setattr(request, "find_spec", lambda name: True)
+    wanted = parsed("--method nccl_agkv,fast_agkv --transfer ce,sm --sequence 8").request
+    assert [(c.method, c.transfer) for c in wanted.cases("cuda")] == [
         ("nccl_agkv", None),
         ("fast_agkv", "ce"),
         ("fast_agkv", "sm"),
     ]
+
+
+def test_the_environment_names_the_transfer_that_was_not_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "find_spec", lambda name: True)
+    line, named = "--method nccl_agkv,fast_agkv --sequence 8", {"CHITU_FAST_ULYSSES_TRANSFER": "tma"}
+    for typed, environ, used in (("", {}, "auto"), ("", named, "tma"), (" --transfer auto", named, "auto")):
+        wanted = parsed(line + typed, **environ).request
+        assert [(c.method, c.transfer) for c in wanted.cases("cuda")] == [("nccl_agkv", None), ("fast_agkv", used)]
+    with pytest.raises(ConfigError, match="CHITU_FAST_ULYSSES_TRANSFER is 'dma', which is unknown"):
+        parsed(line, CHITU_FAST_ULYSSES_TRANSFER="dma")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The benchmark's accuracy check sees wrong outputs; its arithmetic, files and tables are what they say."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from chitu_diffusion.parallel.cp.errors import ConfigError, DisagreementError, E
 from tests.support.reference import reference_attention
 from tools.benchmarks.fast_cp_frameworks import accuracy, agreement, environment, render, result, table, timing
 from tools.benchmarks.fast_cp_frameworks.cases import Case
-from tools.benchmarks.fast_cp_frameworks.contender import Operands, Single
+from tools.benchmarks.fast_cp_frameworks.contender import Single
 from tools.benchmarks.fast_cp_frameworks.inputs import Source
 from tools.benchmarks.fast_cp_frameworks.timing import Plan, Sample, Stopwatch
 
@@ -97,18 +98,32 @@ def test_shares_make_the_whole_and_keys_differ_in_scale() -> None:
 def test_sets_are_more_than_twice_the_cache_and_fit_the_memory() -> None:
     cache, free = 60_000_000, 10**11
     for size in (1_000, 10_000_000, 63_000_000, 10**9):
-        sets = timing.sets_needed(size, cache, free)
+        sets = timing.sets_needed(size, 0, cache, free)
         assert sets == timing.MOST_SETS or sets * size > 2 * cache
-    assert timing.sets_needed(10**9, cache, 3 * 10**9) == 1
-    assert timing.sets_needed(0, cache, free) == timing.MOST_SETS
+        assert sets == timing.sets_needed(size, 10**8, cache, free)  # what a call does not read helps no cache
+    assert timing.sets_needed(10**9, 0, cache, 3 * 10**9) == 1
+    assert timing.sets_needed(10**7, 0, cache, 10**9) > timing.sets_needed(10**7, 10**8, cache, 10**9) == 2
+    assert timing.sets_needed(0, 0, cache, free) == timing.MOST_SETS
 
 
 def test_calls_take_the_sets_in_turn_and_warm_up_does_not_count() -> None:
     seen: list[int] = []
-    sets = [Operands(lambda i=i: seen.append(i), 1) for i in range(3)]  # type: ignore[misc]
-    sample = Stopwatch(CPU).repeat(sets, Plan(warmup=2, iterations=4, together=False, limit_s=1))
+    calls = [partial(seen.append, i) for i in range(3)]
+    sample = Stopwatch(CPU).repeat(calls, Plan(warmup=2, iterations=4, together=False, limit_s=1))
     assert seen == [i % 3 for i in range(2 + 4 + 4)]
     assert 0 <= sample.median_ms < 100
+    seen.clear()
+    Stopwatch(CPU).median_ms(calls, Plan(warmup=2, iterations=4, together=False, limit_s=1))
+    assert seen == [i % 3 for i in range(2 + 4)]
+
+
+def test_every_set_is_warmed_as_often_as_its_plan_needs() -> None:
+    seen: list[int] = []
+    calls = [partial(seen.append, i) for i in range(5)]
+    plan = Plan(warmup=3, iterations=1, together=False, limit_s=1, warm_calls_per_set=4)
+    Stopwatch(CPU).median_ms(calls, plan)
+    assert [seen[:-1].count(i) for i in range(5)] == [4] * 5
+    assert timing.summarise([[Sample(1, 1)]], plan, "x", 5, 1).warmup == 20
 
 
 def test_the_slowest_rank_decides_and_the_spread_is_that_of_the_repeats() -> None:
@@ -209,7 +224,7 @@ def test_markdown_is_the_same_for_the_same_files() -> None:
     text = table.markdown(reports)
     assert text == table.markdown(reports[::-1])
     assert text.index("## a") < text.index("## b")
-    assert "| single | - | auto | 50 | 4/2 x 16 |" in text
+    assert "| single | - | auto | - | 50 | 4/2 x 16 |" in text
     assert "Failed: single at S=50: no | kernel" in text
     assert "Commit 0123456789ab with changes" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from chitu_diffusion import cli
+from chitu_diffusion.commands.plan import Question
 from chitu_diffusion.parallel.cp import errors
 
 HELP_LIMIT_S = 0.5
@@ -23,6 +25,7 @@ def chitu(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["--help"], set()),
         (["doctor", "--help"], {"pydantic"}),  # typer itself reads a command's parameters with pydantic
+        (["plan", "--help"], {"pydantic"}),
     ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str], allowed: set[str]) -> None:
@@ -48,10 +51,22 @@ def test_help_is_fast() -> None:
 
 
 def test_help_lists_the_commands() -> None:
-    assert "doctor" in chitu("--help").stdout
+    told = chitu("--help").stdout
+    assert "doctor" in told
+    assert "plan" in told
 
 
-@pytest.mark.parametrize("arguments", [["doctr"], ["doctor", "--requires", "nccl"], ["doctor", "--require"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["doctr"],
+        ["doctor", "--requires", "nccl"],
+        ["doctor", "--require"],
+        ["plan", "--heads", "40"],
+        ["plan", "--sequence", "8", "--heads", "0"],
+        [],
+    ],
+)
 def test_wrong_usage_ends_with_2(arguments: list[str]) -> None:
     assert chitu(*arguments).returncode == 2
 
@@ -60,7 +75,7 @@ def test_an_unknown_requirement_is_one_message_with_the_choices_and_no_traceback
     ended = chitu("doctor", "--require", "nccl,rdma")
     assert ended.returncode == 2
     assert ended.stdout == ""
-    assert ended.stderr == "chitu: --require 'rdma' is unknown; choose from nccl, fast\n"
+    assert ended.stderr == "chitu: --require 'rdma' is unknown; choose from nccl, fast, cute\n"
 
 
 @pytest.mark.parametrize(
@@ -91,3 +106,17 @@ def test_the_exit_code_of_a_command_is_that_of_the_process(monkeypatch: pytest.M
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 3
+
+
+def test_what_is_typed_becomes_the_question_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("chitu_diffusion.commands.plan.run_plan", lambda *given: asked.append(given))
+    line = "chitu plan --sequence 8 --heads 6 --kv-heads 3 --dtype float16 --method agkv --cp-size 4 --json x.json"
+    for typed in (line, "chitu plan --sequence 8 --heads 6"):
+        monkeypatch.setattr(sys, "argv", typed.split())
+        with pytest.raises(SystemExit):
+            cli.main()
+    assert asked == [
+        (Question(8, 6, 3, 128, 1, "float16", "agkv"), 4, Path("x.json")),
+        (Question(8, 6, 6, 128, 1, "bfloat16", "auto"), None, None),
+    ]

@@ -9,6 +9,7 @@ import pytest
 
 from chitu_diffusion.commands.doctor.checks import Check, Report
 from chitu_diffusion.commands.doctor.facts import (
+    CuteFacts,
     DoctorFacts,
     ExtensionFacts,
     HomeFacts,
@@ -31,6 +32,11 @@ INFO: dict[str, Any] = {
     "nvshmem": {"built": "3.4.5", "loaded": "3.4.5", "path": LOADED},
 }
 EXTENSION = ExtensionFacts("/env/fast_ulysses/__init__.py", "0.1.0", (), "/env/fast_ulysses/libfast_cp.so", INFO)
+CUTE = CuteFacts(
+    "flash-attn-4 4.0.0b29",
+    {"nvidia-cutlass-dsl": "4.6.2", "quack-kernels": "0.6.4"},
+    "ran on SM90, compiles for SM120",
+)
 NO_TORCH: Seen[Any] = Seen(absent="it needs torch, which does not import")
 
 
@@ -55,6 +61,7 @@ def facts(**changes: Any) -> DoctorFacts:
         torch=torch(),
         nvshmem=Seen(value=NvshmemFacts(LOADED, (3, 4, 5))),
         kernels=Seen(value=KernelFacts({"cudnn": None, "sdpa": None}, "cuda")),
+        cute=Seen(value=CUTE),
         extension=Seen(value=EXTENSION),
         tools=tools,
     )
@@ -67,6 +74,7 @@ def bare_machine() -> DoctorFacts:
         machine=Seen(value=MachineFacts(reason="the NVIDIA driver does not answer (not found)")),
         torch=torch(0, cuda_problem="RuntimeError: no driver"),
         kernels=Seen(value=KernelFacts({"cudnn": "it needs a GPU", "flash": "it needs a GPU", "sdpa": None}, "cpu")),
+        cute=Seen(absent="flash-attn-4 is not installed"),
         extension=Seen(absent="there is no Python module fast_ulysses"),
     )
 
@@ -82,19 +90,20 @@ def states(what: DoctorFacts) -> dict[str, str]:
 
 
 def test_two_right_h200_are_ready_for_everything() -> None:
-    report = judge(facts(), ("nccl", "fast"))
+    report = judge(facts(), ("nccl", "fast", "cute"))
     assert states(facts()) == {}
-    assert (report.exit_code, report.verdict) == (0, "nccl and fast are ready.")
+    assert (report.exit_code, report.verdict) == (0, "nccl and fast and cute are ready.")
 
 
 def test_every_gap_names_what_is_needed_and_the_next_step() -> None:
-    for what in (bare_machine(), facts(torch=Seen(broken="x"), nvshmem=NO_TORCH, kernels=NO_TORCH, extension=NO_TORCH)):
+    without = {"torch": Seen[Any](broken="x"), **dict.fromkeys(("nvshmem", "kernels", "cute", "extension"), NO_TORCH)}
+    for what in (bare_machine(), facts(**without)):
         for line in judge(what).checks:
             assert (line.state == "ok") == (line.next_step is None) == (line.needed is None), line
 
 
 def test_a_machine_without_gpu_is_not_wrong_but_not_ready() -> None:
-    assert states(bare_machine()) == {"driver": "missing", "gpus": "missing", "extension": "missing"}
+    assert states(bare_machine()) == {"driver": "missing", "gpus": "missing", "cute": "missing", "extension": "missing"}
     assert judge(bare_machine()).exit_code == 0
     report = judge(bare_machine(), ("fast",))
     assert report.exit_code == 3
@@ -210,7 +219,7 @@ def test_requirements_are_repeated_or_separated_by_commas(values: list[str]) -> 
 
 @pytest.mark.parametrize("values", [["ulysses"], ["nccl,"], [""]])
 def test_unknown_requirements_are_refused(values: list[str]) -> None:
-    with pytest.raises(ConfigError, match="choose from nccl, fast"):
+    with pytest.raises(ConfigError, match="choose from nccl, fast, cute"):
         parse_required(values)
 
 

@@ -57,7 +57,9 @@ def test_this_machine_is_examined_in_time_and_says_what_it_lacks() -> None:
     assert time.perf_counter() - start < 20  # 4 s on an idle machine; others use this one too
     checks = {check["name"]: check for check in json.loads(ended.stdout)["checks"]}
     assert ended.returncode == json.loads(ended.stdout)["exit_code"]
-    assert {"python", "torch", "driver", "gpus", "nccl", "nvshmem", "kernels", "extension", "nvcc"} <= set(checks)
+    assert {"python", "torch", "driver", "gpus", "nccl", "nvshmem", "kernels", "cute", "extension", "nvcc"} <= set(
+        checks
+    )
     assert checks["torch"]["state"] == checks["kernels"]["state"] == "ok"
 
 
@@ -67,7 +69,7 @@ def test_without_torch_the_doctor_works_and_names_the_next_step(tmp_path: Path) 
     checks = {check["name"]: check for check in json.loads(ended.stdout)["checks"]}
     assert ended.returncode == 3
     assert (checks["torch"]["state"], checks["torch"]["next_step"]) == ("missing", "install it: uv sync")
-    assert {checks[name]["state"] for name in ("nccl", "nvshmem", "kernels", "extension")} == {"missing"}
+    assert {checks[name]["state"] for name in ("nccl", "nvshmem", "kernels", "cute", "extension")} == {"missing"}
     assert "Traceback" not in ended.stderr
 
 

@@ -73,7 +73,7 @@ def test_a_self_test_of_an_extension_that_is_not_there_sends_to_the_setup() -> N
 
 
 def test_without_a_gpu_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {name: Seen[Any](absent="not looked for") for name in ("machine", "nvshmem", "kernels", "extension")}
+    seen = {name: Seen[Any](absent="not looked for") for name in ("machine", "nvshmem", "kernels", "cute", "extension")}
     monkeypatch.setattr(PROBE, "ask_child", lambda environ: {**seen, "torch": torch(0)})
     monkeypatch.setattr(PROBE, "run_ranks", lambda *_: pytest.fail("processes were started"))
     asked = probe({}, self_test=True).self_test
@@ -86,7 +86,7 @@ def test_without_a_gpu_no_process_is_started(monkeypatch: pytest.MonkeyPatch) ->
 def test_two_processes_run_on_two_gpus_or_share_the_only_one(
     monkeypatch: pytest.MonkeyPatch, count: int, gpus: tuple[int, int]
 ) -> None:
-    seen = {name: Seen[Any](absent="not looked for") for name in ("machine", "nvshmem", "kernels")}
+    seen = {name: Seen[Any](absent="not looked for") for name in ("machine", "nvshmem", "kernels", "cute")}
     seen |= {"torch": torch(count), "extension": Seen(value=EXTENSION)}
     monkeypatch.setattr(PROBE, "ask_child", lambda environ: seen)
     monkeypatch.setattr(PROBE, "run_ranks", lambda environ, chosen: Seen(value=SelfTestFacts(chosen, {})))

@@ -11,9 +11,11 @@ State = Literal["ok", "missing", "wrong"]
 SETUP = extension.NEXT_STEP
 
 # What --require accepts; a check names those that it belongs to.
-REQUIREMENTS = ("nccl", "fast")
-BOTH = REQUIREMENTS
+REQUIREMENTS = ("nccl", "fast", "cute")
+ALL = REQUIREMENTS
+BOTH = ("nccl", "fast")
 FAST = ("fast",)
+CUTE = ("cute",)
 SELF_TEST = ("self-test",)  # not typed: whoever asks for the self-test requires it
 
 

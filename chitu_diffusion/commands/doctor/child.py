@@ -15,7 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from chitu_diffusion.commands.doctor.facts import ExtensionFacts, KernelFacts, NvshmemFacts, Seen, TorchFacts, Version
+from chitu_diffusion.commands.doctor.child_kernels import look_at_cute, look_at_kernels
+from chitu_diffusion.commands.doctor.facts import (
+    ExtensionFacts,
+    NvshmemFacts,
+    Seen,
+    TorchFacts,
+    Version,
+)
 from chitu_diffusion.commands.doctor.process import own_stdout
 from chitu_diffusion.parallel.cp.fast import extension
 from chitu_diffusion.parallel.cp.fast.device import MachineFacts, probe_machine
@@ -104,24 +111,6 @@ def _nvshmem_version(path: str) -> Version | None:
     return tuple(number.value for number in numbers) if code == 0 else None
 
 
-def _kernels() -> KernelFacts:
-    import torch
-
-    from chitu_diffusion.parallel.cp.fast.attention.kernels import KernelNeeds
-    from chitu_diffusion.parallel.cp.fast.attention.table import explain
-
-    gpu = torch.cuda.is_available()
-    needs = KernelNeeds(
-        device_type="cuda" if gpu else "cpu",
-        capability=torch.cuda.get_device_capability() if gpu else None,
-        dtype=torch.bfloat16 if gpu else torch.float32,
-        head_dim=128,
-        num_heads=40,
-        num_kv_heads=40,
-    )
-    return KernelFacts(why_not=dict(explain(needs)), device=needs.device_type)
-
-
 def _extension() -> ExtensionFacts | Seen[ExtensionFacts]:
     found = extension.look()
     if found is None:
@@ -154,7 +143,8 @@ STAGES: dict[str, tuple[str, Callable[[], Any]]] = {
     "machine": ("pynvml", _machine),
     "torch": ("torch", _torch),
     "nvshmem": ("torch", _nvshmem),
-    "kernels": ("chitu_diffusion.parallel.cp.fast.attention.table", _kernels),
+    "kernels": ("chitu_diffusion.parallel.cp.fast.attention.table", look_at_kernels),
+    "cute": ("chitu_diffusion.parallel.cp.fast.attention.cute", look_at_cute),
     "extension": ("fast_ulysses", _extension),
 }
 

@@ -45,11 +45,28 @@ class NvshmemFacts:
 class KernelFacts:
     """Per kernel of the table None, or why it does not serve the usual call (H40 D128, no mask) on ``device``.
 
-    The device is ``cuda`` with BF16 where torch can use a GPU, else ``cpu`` with FP32.
+    CuTe is not among them, see ``CuteFacts``. The device is ``cuda`` with BF16 where torch can use a GPU, else ``cpu``
+    with FP32.
     """
 
     why_not: dict[str, str | None]
     device: str
+
+
+@dataclass(frozen=True)
+class CuteFacts:
+    """CuTe FlashAttention: where it comes from, the versions around it, and where this combination was tried.
+
+    ``problem`` is why it cannot be used at all, and ``next_step`` what to do; ``no_gpu`` why it was only imported
+    here, where no GPU would run it. All None: it was compiled and gave a right result.
+    """
+
+    origin: str
+    versions: dict[str, str]
+    tried: str | None
+    problem: str | None = None
+    next_step: str | None = None
+    no_gpu: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +87,14 @@ class ExtensionFacts:
 
 @dataclass(frozen=True)
 class WheelFacts:
-    """A wheel of the extension that was built for this project, and the command that installs it here."""
+    """A wheel of the extension that was built for this project, and the command that installs it here.
+
+    ``installed``: setup_fast_cp.sh has installed it into this environment, whatever became of it since.
+    """
 
     path: str
     install: str
+    installed: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +135,7 @@ class DoctorFacts:
     torch: Seen[TorchFacts]
     nvshmem: Seen[NvshmemFacts]
     kernels: Seen[KernelFacts]
+    cute: Seen[CuteFacts]
     extension: Seen[ExtensionFacts]
     tools: dict[str, Seen[ToolFacts]] = field(default_factory=dict)
     nvshmem_home: HomeFacts | None = None

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from chitu_diffusion.commands.doctor.checks import REQUIREMENTS, SELF_TEST, Check, Report
 from chitu_diffusion.commands.doctor.facts import DoctorFacts
+from chitu_diffusion.commands.doctor.judge_cute import judge_cute
 from chitu_diffusion.commands.doctor.judge_extension import judge_extension, judge_self_test
 from chitu_diffusion.commands.doctor.judge_gpus import judge_gpus
 from chitu_diffusion.commands.doctor.judge_software import judge_libraries, judge_python, judge_tools, judge_torch
@@ -40,6 +41,7 @@ def _checks(facts: DoctorFacts) -> Iterator[Check]:
     yield judge_torch(facts)
     yield from judge_gpus(facts)
     yield from judge_libraries(facts)
+    yield judge_cute(facts)
     yield from judge_extension(facts)
     yield from judge_tools(facts)
     yield from judge_self_test(facts)

@@ -57,6 +57,8 @@ def _package(facts: DoctorFacts) -> Check:
     found = f"{value.version or 'unknown version'}, {value.path}"
     if value.missing_operators:
         found += f", without the operators {', '.join(value.missing_operators)}"
+        if facts.wheel is not None and facts.wheel.installed:
+            found += f"; it has replaced {facts.wheel.path}, which was installed here"
         step = f"replace it, it is another build of the same name: {_repair(facts)}"
         return Check(name, "wrong", found, NEEDED, step, FAST)
     found += f", all {len(extension.OPERATORS)} operators"
@@ -71,7 +73,8 @@ def _absent(facts: DoctorFacts) -> Check:
     why = facts.extension.absent or "not found"
     if facts.wheel is None or facts.torch.value is None:
         return Check("extension", "missing", f"not built ({why})", NEEDED, SETUP, FAST)
-    found = f"{why}, but {facts.wheel.path} was built: the extension was removed by a sync (or never installed)"
+    became = "installed: the extension was removed by a sync" if facts.wheel.installed else "built and is not installed"
+    found = f"{why}, but {facts.wheel.path} was {became}"
     return Check("extension", "missing", found, NEEDED, f"run {facts.wheel.install}", FAST)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from chitu_diffusion.commands.doctor.checks import BOTH, FAST, Check, dotted
+from chitu_diffusion.commands.doctor.checks import ALL, BOTH, FAST, Check, dotted
 from chitu_diffusion.commands.doctor.facts import DoctorFacts, TorchFacts
 from chitu_diffusion.parallel.cp.fast import extension
 from chitu_diffusion.parallel.cp.fast.device import (
@@ -42,17 +42,17 @@ def _driver(facts: DoctorFacts, machine: MachineFacts) -> Check:
     needed = f"a driver that runs CUDA {dotted(cuda)}" if cuda else "an NVIDIA driver"
     if facts.machine.broken:
         found = f"asking the driver fails: {facts.machine.broken}"
-        return Check(name, "wrong", found, needed, "run nvidia-smi and repair the driver", BOTH)
+        return Check(name, "wrong", found, needed, "run nvidia-smi and repair the driver", ALL)
     if machine.driver is None:
         found = machine.reason or facts.machine.absent or "no driver"
         step = "install the NVIDIA driver, or start the container with access to the GPUs; runs on CPU need neither"
-        return Check(name, "missing", found, needed, step if machine.asked else "install it: uv sync", BOTH)
+        return Check(name, "missing", found, needed, step if machine.asked else "install it: uv sync", ALL)
     if problem := driver_problem(machine, (cuda[0], cuda[1]) if cuda else None):
         older = dotted(machine.driver_cuda)
         step = f"update the driver, or install a torch that is built for CUDA {older} or older"
-        return Check(name, "wrong", problem, needed, step, BOTH)
+        return Check(name, "wrong", problem, needed, step, ALL)
     newest = f", runs CUDA up to {dotted(machine.driver_cuda)}" if machine.driver_cuda else ""
-    return Check(name, "ok", f"{machine.driver}{newest}", required_by=BOTH)
+    return Check(name, "ok", f"{machine.driver}{newest}", required_by=ALL)
 
 
 def _gpus(facts: DoctorFacts, machine: MachineFacts) -> Check:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from chitu_diffusion.commands.doctor.checks import BOTH, FAST, Check, dotted
+from chitu_diffusion.commands.doctor.checks import ALL, BOTH, FAST, Check, dotted
 from chitu_diffusion.commands.doctor.facts import DoctorFacts, HomeFacts, NvshmemFacts, Seen, ToolFacts, Version
 from chitu_diffusion.parallel.cp.fast.extension import fits
 
@@ -23,8 +23,8 @@ def judge_python(facts: DoctorFacts) -> Check:
     """The interpreter that runs this."""
     needed, found = "Python 3.12 or 3.13", dotted(facts.python)
     if (3, 12) <= facts.python[:2] <= (3, 13):
-        return Check("python", "ok", found, required_by=BOTH)
-    return Check("python", "wrong", found, needed, "make the environment anew: uv sync --python 3.12", BOTH)
+        return Check("python", "ok", found, required_by=ALL)
+    return Check("python", "wrong", found, needed, "make the environment anew: uv sync --python 3.12", ALL)
 
 
 def judge_torch(facts: DoctorFacts) -> Check:
@@ -32,15 +32,15 @@ def judge_torch(facts: DoctorFacts) -> Check:
     name, needed = "torch", "torch 2.10 or newer, built for CUDA"
     if facts.torch.broken:
         found = f"installed, but it does not import: {facts.torch.broken}"
-        return Check(name, "wrong", found, needed, "install it anew: uv sync --reinstall-package torch", BOTH)
+        return Check(name, "wrong", found, needed, "install it anew: uv sync --reinstall-package torch", ALL)
     torch = facts.torch.value
     if torch is None:
-        return Check(name, "missing", facts.torch.absent or "not found", needed, "install it: uv sync", BOTH)
+        return Check(name, "missing", facts.torch.absent or "not found", needed, "install it: uv sync", ALL)
     found = f"{torch.version}, built for {f'CUDA {dotted(torch.cuda)}' if torch.cuda else 'CPU only'}"
     release = tuple(int(part) for part in torch.version.split("+")[0].split(".")[:2] if part.isdigit())
     if release < (2, 10):
-        return Check(name, "wrong", found, needed, "install the locked version: uv sync", BOTH)
-    return Check(name, "ok", found, required_by=BOTH)
+        return Check(name, "wrong", found, needed, "install the locked version: uv sync", ALL)
+    return Check(name, "ok", found, required_by=ALL)
 
 
 def judge_libraries(facts: DoctorFacts) -> Iterator[Check]:

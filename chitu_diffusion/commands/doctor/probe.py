@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chitu_diffusion.commands.doctor.facts import (
+    CuteFacts,
     DoctorFacts,
     ExtensionFacts,
     KernelFacts,
@@ -23,8 +24,8 @@ from chitu_diffusion.parallel.cp.fast.device import MachineFacts
 from chitu_diffusion.parallel.cp.fast.extension import LIBRARY_VARIABLE
 
 # Seconds that each stage of the child may take. torch from a cold network disk is slow, and that is not a fault.
-LIMITS_S: Mapping[str, float] = {"machine": 20, "torch": 60, "nvshmem": 10, "kernels": 30, "extension": 20}
-NEED_TORCH = ("nvshmem", "kernels", "extension")
+LIMITS_S: Mapping[str, float] = {"machine": 20, "torch": 60, "nvshmem": 10, "kernels": 30, "cute": 120, "extension": 20}
+NEED_TORCH = ("nvshmem", "kernels", "cute", "extension")
 
 
 def probe(environ: Mapping[str, str] | None = None, *, self_test: bool = False) -> DoctorFacts:
@@ -37,6 +38,7 @@ def probe(environ: Mapping[str, str] | None = None, *, self_test: bool = False) 
         torch=seen["torch"],
         nvshmem=seen["nvshmem"],
         kernels=seen["kernels"],
+        cute=seen["cute"],
         extension=seen["extension"],
         tools=find_tools(environ),
         nvshmem_home=find_nvshmem_home(environ),
@@ -98,6 +100,7 @@ _READ: dict[str, Callable[[dict[str, Any]], Any]] = {
     "torch": lambda data: TorchFacts(**_with_tuples(data)),
     "nvshmem": lambda data: NvshmemFacts(**_with_tuples(data)),
     "kernels": lambda data: KernelFacts(**data),
+    "cute": lambda data: CuteFacts(**data),
     "extension": lambda data: ExtensionFacts(**_with_tuples(data)),
 }
 

@@ -13,6 +13,7 @@ from chitu_diffusion.commands.doctor.process import run
 
 _CUDA_TOOLS = ("nvcc", "cuobjdump")
 _VERSION_LIMIT_S = 5.0
+_INSTALLED = "installed"  # two lines by setup_fast_cp.sh: the environment, and the wheel that it installed there
 _REPOSITORY = Path(__file__).resolve().parents[3]
 
 
@@ -83,16 +84,27 @@ def find_nvshmem_home(environ: Mapping[str, str]) -> HomeFacts | None:
 
 
 def find_wheel(environ: Mapping[str, str], repository: Path = _REPOSITORY) -> WheelFacts | None:
-    """The newest wheel of the extension that the installer has left, or None."""
+    """The wheel of the extension that was installed into this environment, else the newest that was built, or None."""
     root = Path(environ.get("FAST_CP_DEPS_ROOT") or repository / ".deps" / "fast-cp").absolute()
+    installed = _installed_wheel(root / _INSTALLED)
     try:
-        wheels = sorted(root.glob("wheels/fast_ulysses-*.whl"), key=lambda path: path.stat().st_mtime)
+        built = sorted(root.glob("wheels/fast_ulysses-*.whl"), key=lambda path: path.stat().st_mtime)
     except OSError:
+        built = []
+    there = [path for path in (installed, *reversed(built)) if path is not None and path.is_file()]
+    if not there:
         return None
-    if not wheels:
+    command = ["uv", "pip", "install", "--python", sys.executable, "--no-deps", "--reinstall", str(there[0])]
+    return WheelFacts(str(there[0]), shlex.join(command), installed is not None)
+
+
+def _installed_wheel(marker: Path) -> Path | None:
+    """The wheel that setup_fast_cp.sh noted to have installed, if it was into the environment that runs this."""
+    try:
+        environment, wheel = marker.read_text().splitlines()
+    except (OSError, ValueError):
         return None
-    command = ["uv", "pip", "install", "--python", sys.executable, "--no-deps", "--reinstall", str(wheels[-1])]
-    return WheelFacts(str(wheels[-1]), shlex.join(command))
+    return Path(wheel) if Path(environment).resolve() == Path(sys.prefix).resolve() else None
 
 
 def _header_version(home: Path) -> Version | None:

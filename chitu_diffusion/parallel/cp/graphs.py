@@ -29,8 +29,8 @@ class _Captured:
     layout_version: int  # of the windows whose addresses it holds
 
 
-# the turn of the windows, and the address of the output
-_Place = tuple[int, int]
+# the turns of the windows, and the address of the output
+_Place = tuple[tuple[int, ...], int]
 
 
 @dataclass
@@ -80,10 +80,11 @@ class CallGraphs:
             return None
         transport = self._transport
         home = torch.empty(entry.home_shape, dtype=q.dtype, device=q.device)
-        captured = entry.graphs.get((transport.turn, home.data_ptr()))
+        captured = entry.graphs.get((transport.turns(entry.call.layout), home.data_ptr()))
         if captured is None or captured.layout_version != transport.check():
             return None
-        transport.turn = 1 - transport.turn
+        transport.advance(entry.call.layout)
+        self._entries.move_to_end(key)
         captured.graph.replay()
         return split_home(entry.call, home, transport.rank)
 
@@ -93,7 +94,7 @@ class CallGraphs:
         rows = layout.shards[transport.rank].size + (layout.text_len if layout.text_queries else 0)
         entry = self._entry(key, call, (q.shape[0], rows, layout.num_heads, q.shape[3]))
         home = torch.empty(entry.home_shape, dtype=q.dtype, device=q.device)
-        place = transport.turn, home.data_ptr()
+        place = transport.turns(layout), home.data_ptr()
         version = transport.check()
         if place in entry.seen and self._failure is None:
             graph = self._capture(call, inputs, key_mask, home)
@@ -124,7 +125,7 @@ class CallGraphs:
         self, call: Call, inputs: Inputs, key_mask: torch.Tensor | None, home: torch.Tensor
     ) -> torch.cuda.CUDAGraph | None:
         """The call as a graph that has not run yet; None, with one note, where it cannot be captured."""
-        turn = self._transport.turn
+        turns = self._transport.turns(call.layout)
         if self._stream is None:
             self._stream = torch.cuda.Stream(home.device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
@@ -143,7 +144,7 @@ class CallGraphs:
                     graph.capture_end()
         except Exception as error:
             self._failure = str(error)
-            self._transport.abandon(turn)
+            self._transport.abandon(call.layout, turns)
             _log.warning("calls are not captured as CUDA graphs any more and run eagerly: %s", self._failure)
             return None
         return graph

@@ -64,7 +64,7 @@ class CallPlanner:
             only = Candidate(method, degree, self._transport.name, ONE_SHOT, kernel.used)
             return self._call(signature, only, kernel)
         layouts = {method: signature.layout(self._world, degree) for method, degree in degrees.items()}
-        works = [_work(signature, method, layout) for method, layout in layouts.items()]
+        works = [work_of(signature, method, layout) for method, layout in layouts.items()]
         names = serving(reasons_by_rank, kernel)[:KERNELS_MEASURED]
         with_lse = serving(self._control.gather(explain(replace(needs, lse=True)), PATIENCE_S))
         named = self._config.transfer or "auto"
@@ -141,7 +141,7 @@ class CallPlanner:
         }
 
 
-def _work(signature: Signature, method: str, layout: Layout) -> Work:
+def work_of(signature: Signature, method: str, layout: Layout) -> Work:
     """The share of the busiest rank."""
     ranks, size = range(layout.world), signature.dtype.itemsize
     row = signature.head_dim * size

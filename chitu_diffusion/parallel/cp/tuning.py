@@ -92,7 +92,7 @@ class Tuner:
         if not bool(out.isfinite().all()):
             run.failures.setdefault(trial.candidate.name, "its output is not finite, and its inputs are")
         elif run.reference is None:
-            run.reference = out.float()
+            run.reference = out.to(torch.float32, copy=True)
         else:
             _compare(out, run.reference, trial, run.failures)
 

@@ -73,7 +73,8 @@ def managed_capture() -> Iterator[None]:
     """Inside, a captured CUDA graph does not hold its windows in place for ever: the caller answers for that.
 
     A graph captured here must be dropped, not replayed, once the number that ``check`` returns has grown since its
-    capture. Ranks may differ in what they capture, replay and call eagerly, if they name the ``generation`` of every exchange.
+    capture. Ranks may differ in what they capture, replay and call eagerly, if they name the ``generation`` of every
+    exchange.
     """
     torch.ops.fast_ulysses.fast_cp_manage_capture(True)
     try:

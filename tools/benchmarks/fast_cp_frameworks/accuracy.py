@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chitu_diffusion.parallel.cp.fast.attention.schedule import run
+from chitu_diffusion.parallel.cp.fast.attention.execution import run
 from tools.benchmarks.fast_cp_frameworks.contender import Contender
 from tools.benchmarks.fast_cp_frameworks.inputs import Source, Tensors
 from tools.benchmarks.fast_cp_frameworks.result import Accuracy

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the command; returns the exit code."""
     launch.end_with_parent(environment)
     try:
-        wanted = options.parse(arguments)
+        wanted = options.parse(arguments, environment)
         world = options.world_size(wanted.cp_size, environment)
         wanted.check()
         if world is None:

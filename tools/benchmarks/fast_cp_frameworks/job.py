@@ -15,8 +15,9 @@ from tools.benchmarks.fast_cp_frameworks import environment, render, result
 from tools.benchmarks.fast_cp_frameworks.accuracy import Corrupt
 from tools.benchmarks.fast_cp_frameworks.agreement import Control, LostRankError, StepError
 from tools.benchmarks.fast_cp_frameworks.cases import Case
+from tools.benchmarks.fast_cp_frameworks.entries import Outcome
 from tools.benchmarks.fast_cp_frameworks.options import Options
-from tools.benchmarks.fast_cp_frameworks.runner import Outcome, Runner
+from tools.benchmarks.fast_cp_frameworks.runner import Runner
 
 # a launcher ends all processes when one has failed: the others leave rank 0 this long to say why and to write it
 LAST_WORDS_S = 3.0
@@ -27,6 +28,7 @@ class Reporter:
 
     def __init__(self, options: Options, cases: list[Case], speaks: bool) -> None:
         self.outcomes: list[Outcome] = []
+        self._comparisons: list[result.Comparison] = []
         self._options, self._planned, self._speaks = options, len(cases), speaks
         self._run = environment.describe_run() if speaks else None
         terminal = Console(stderr=True)
@@ -51,6 +53,11 @@ class Reporter:
         if self._options.debug and self._speaks and outcome.trace:
             print(outcome.trace, file=sys.stderr)
 
+    def compared(self, comparison: result.Comparison) -> None:
+        """Two plans have been compared at one shape."""
+        self._comparisons.append(comparison)
+        self._write()
+
     def conclude(self) -> None:
         """Print the table."""
         if self._run is not None:
@@ -65,7 +72,8 @@ class Reporter:
 
     def _report(self) -> result.Report | result.ReportSet:
         assert self._run is not None, "only rank 0 reports"
-        return result.make_report(self._run, [outcome.result for outcome in self.outcomes], self._planned)
+        results = [outcome.result for outcome in self.outcomes]
+        return result.make_report(self._run, results, self._planned, self._comparisons)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -85,7 +93,7 @@ def run(options: Options, corrupt: Corrupt | None = None) -> ExitCode:
     cases = options.request.cases(device.type)
     control = Control(options.timeout_s)
     reporter = Reporter(options, cases, control.rank == 0)
-    runner = Runner(options, device, control, reporter.done, reporter.advance, corrupt)
+    runner = Runner(options, device, control, reporter.done, reporter.compared, reporter.advance, corrupt)
     reporter.expect(runner.steps(cases))
     try:
         with reporter.progress:

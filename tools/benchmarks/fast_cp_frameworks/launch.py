@@ -11,7 +11,6 @@ from types import FrameType
 
 from chitu_diffusion.parallel.cp.errors import ExitCode, UnavailableError
 from chitu_diffusion.parallel.cp.fast import extension
-from tools.benchmarks.fast_cp_frameworks.cases import METHODS
 from tools.benchmarks.fast_cp_frameworks.options import Options
 
 PARENT = "CHITU_BENCHMARK_PARENT"  # tells a child who started it
@@ -35,7 +34,7 @@ def run(module: str, arguments: Sequence[str], options: Options) -> int:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not marked so
 
     size = _ranks(options.cp_size, torch.cuda.device_count())
-    if any(METHODS[name].backend == "fast" for name in options.request.methods):
+    if options.request.needs_extension:
         extension.load()  # a broken one ends here with its sentence, before any rank starts
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from chitu_diffusion.parallel.cp.config import TRANSFERS
+from chitu_diffusion.parallel.cp.environment import FAST_TRANSFER, default_transfer
 from chitu_diffusion.parallel.cp.errors import ConfigError
 from tools.benchmarks.fast_cp_frameworks import cases, result
+from tools.benchmarks.fast_cp_frameworks.request import Request
 
 # git ignores it, so a fresh clone lacks it: this one is created, any other folder must exist
 DEFAULT_FOLDER = Path("outputs")
 EPILOG = """\
-Lists (--method, --sequence, --kernel, --transfer) are separated by commas; all their combinations run in one job, in
-turn within each repeat. Without a launcher the command starts one process per GPU, or two on the CPU where there is
-no GPU.
+Lists (--method, --sequence, --kernel, --transfer, --plan) are separated by commas; all their combinations run in one
+job, in turn within each repeat. Without a launcher the command starts one process per GPU, or two on the CPU where
+there is no GPU.
+A plan is a name as `chitu plan` lists them, or any part of it: agkv/ce/head_pipeline(4)/cute/graph, or one_shot/eager.
 Exit codes: 0 right, 1 a check failed, 2 wrong usage, 3 what was asked for is not there.
 """
 
@@ -24,7 +27,7 @@ Exit codes: 0 right, 1 a check failed, 2 wrong usage, 3 what was asked for is no
 class Options:
     """Everything that was typed."""
 
-    request: cases.Request
+    request: Request
     warmup: int
     iterations: int
     repeats: int
@@ -61,13 +64,19 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help lists the options")
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    """``arguments`` as Options. Raises ConfigError where they cannot be read; their meaning is not checked yet."""
+def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
+    """``arguments`` as Options. Raises ConfigError where they cannot be read; their meaning is not checked yet.
+
+    ``environment`` gives what moves the data of the fast methods where --transfer does not.
+    """
     typed = _parser().parse_args(arguments)
-    request = cases.Request(
+    request = Request(
         methods=typed.method,
         kernels=typed.kernel,
         transfers=typed.transfer,
+        plans=typed.plan,
+        compare=tuple(typed.compare) if typed.compare else None,
+        default_transfer=default_transfer(environment),
         sequences=typed.sequence,
         heads=typed.heads,
         kv_heads=typed.kv_heads,
@@ -101,9 +110,17 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     what = parser.add_argument_group("what to run")
-    what.add_argument("--method", type=_names, required=True, help=f"list of {', '.join(cases.METHODS)}")
+    what.add_argument("--method", type=_names, help=f"list of {', '.join(cases.METHODS)}")
     what.add_argument("--kernel", type=_names, default=("auto",), help=f"list of {', '.join(cases.KERNEL_NAMES)}")
-    what.add_argument("--transfer", type=_names, default=("auto",), help=f"list of {', '.join(TRANSFERS)}")
+    what.add_argument(
+        "--transfer", type=_names, help=f"list of {', '.join(TRANSFERS)} (default: {FAST_TRANSFER}, else auto)"
+    )
+    what.add_argument(
+        "--plan", type=_names, help="list of plans for the fast methods, or parts of them: ce/one_shot/eager"
+    )
+    what.add_argument(
+        "--compare", nargs=2, metavar=("A", "B"), help="two methods, plans or METHOD:PLAN, in turn A B B A"
+    )
     what.add_argument("--component", default="e2e", help=f"what is timed: {', '.join(cases.COMPONENTS)} (default e2e)")
     what.add_argument("--preset", help=f"a set of shapes: {', '.join(cases.PRESETS)}")
     what.add_argument("--model", help=f"the shapes of a model: {', '.join(cases.MODELS)}")

@@ -7,6 +7,7 @@ A reader accepts the number behind the slash and fields that it does not know; a
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,6 +36,7 @@ class CaseRecord(_Model):
     component: str = Field(description="what was timed: e2e, communication (no kernel) or attention (kernel alone)")
     kernel: str = Field(description="as requested; implementation.attention_plan.kernel is the one that ran")
     transfer: str | None = Field(description="of the fast methods, as requested; the plan names the one that ran")
+    plan: str | None = Field(default=None, description="what --plan or --compare forces, None where nothing was forced")
     world_size: int = Field(description="ranks of the job; method single computes on the first alone")
 
 
@@ -63,13 +65,15 @@ class RejectedRecord(_Model):
 
 
 class PlanRecord(_Model):
-    """How attention ran."""
+    """How attention ran; ``name`` is what ``--plan`` takes to force it."""
 
+    name: str = ""
     method: str
     ulysses_degree: int
     transfer: str
     schedule: str
     kernel: str
+    graph: bool = Field(default=False, description="whether the whole call is replayed as a CUDA graph")
     reason: str
     rejected: tuple[RejectedRecord, ...] = ()
     bytes_received: dict[str, int] = Field(default={}, description="by the busiest rank in one call, for each method")
@@ -101,7 +105,7 @@ class Timing(_Model):
     repeats_ms: tuple[float, ...]
     back_to_back_ms: float = Field(description="mean of calls without a barrier between them; median of the repeats")
     clock: str = Field(description="cuda events or perf_counter")
-    warmup: int
+    warmup: int = Field(description="calls before the first that counts, in every repeat")
     iterations: int
     ranks_timed: tuple[int, ...]
     input_sets: int = Field(description="sets of tensors that the calls take in turn, so that no cache holds them")
@@ -123,8 +127,32 @@ class Result(_Model):
         default=None, description="4 B H S^2 D over the ranks that compute and the time"
     )
     speedup_over_single: float | None = Field(
-        default=None, description="fastest single of this run and shape over this"
+        default=None, description="fastest single of this run and shape over this, single calls"
     )
+    speedup_back_to_back: float | None = Field(default=None, description="likewise, by the mean of calls in a row")
+    attention_ms: float | None = Field(
+        default=None, description="of the kernel alone, over keys that are all there; launched as the plan does"
+    )
+    transfer_ms: float | None = Field(
+        default=None, description="of the communication alone, there and back, all heads at once, launched eagerly"
+    )
+    exposed_ms: float | None = Field(default=None, description="timing.median_ms - attention_ms: what was not hidden")
+    hidden_share: float | None = Field(
+        default=None, description="1 - exposed_ms / transfer_ms, as it is: may be negative or above 1"
+    )
+
+
+class Comparison(_Model):
+    """Two measurements of one shape, timed in turn A B B A within each repeat; a pair was timed back to back."""
+
+    a: CaseRecord
+    b: CaseRecord
+    a_ms: float = Field(description="median over the repeats")
+    b_ms: float
+    difference_percent: float = Field(description="median over the pairs of 100 (b - a) / a")
+    interval_percent: tuple[float, float] = Field(description="95 %, of that median, by bootstrap over the pairs")
+    pairs_ms: tuple[tuple[float, float], ...]
+    faster: Literal["a", "b"] | None = Field(description="None where the interval holds 0: no difference seen")
 
 
 class Hardware(_Model):
@@ -161,19 +189,24 @@ class ReportSet(Run):
     schema_: Literal["chitu.fast_cp.benchmark-set/1"] = Field(default="chitu.fast_cp.benchmark-set/1", alias="schema")
     status: Status
     results: tuple[Result, ...]
+    comparisons: tuple[Comparison, ...] = Field(default=(), description="of --compare, one for each shape")
 
 
 AnyReport = Annotated[Report | ReportSet, Field(discriminator="schema_")]
 _READER: TypeAdapter[Report | ReportSet] = TypeAdapter(AnyReport)
 
 
-def make_report(run: Run, results: list[Result], planned: int) -> Report | ReportSet:
+def make_report(
+    run: Run, results: list[Result], planned: int, comparisons: Sequence[Comparison] = ()
+) -> Report | ReportSet:
     """The file's content: one measurement by itself, or ``planned`` of them, of which ``results`` are done."""
     if planned == 1 and results:
         return Report.model_validate({**run.model_dump(), **results[0].model_dump()})
     failed = any(result.status == "failed" for result in results)
     status: Status = "failed" if failed else "complete" if len(results) == planned else "running"
-    return ReportSet.model_validate({**run.model_dump(), "status": status, "results": results})
+    return ReportSet.model_validate(
+        {**run.model_dump(), "status": status, "results": results, "comparisons": comparisons}
+    )
 
 
 def read(path: Path) -> Report | ReportSet:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby
 
@@ -16,57 +16,23 @@ from tools.benchmarks.fast_cp_frameworks import accuracy, timing
 from tools.benchmarks.fast_cp_frameworks.accuracy import Corrupt, Judge
 from tools.benchmarks.fast_cp_frameworks.agreement import Control, StepError, wait_for_device
 from tools.benchmarks.fast_cp_frameworks.cases import METHODS, Case
-from tools.benchmarks.fast_cp_frameworks.contender import Contender, Operands, Parallel, Single
+from tools.benchmarks.fast_cp_frameworks.compare import compare
+from tools.benchmarks.fast_cp_frameworks.contender import Contender, Parallel, Single
+from tools.benchmarks.fast_cp_frameworks.entries import Beside, Entry, Facts, Outcome, complete, facts_of, fastest
 from tools.benchmarks.fast_cp_frameworks.inputs import Source
 from tools.benchmarks.fast_cp_frameworks.options import Options
-from tools.benchmarks.fast_cp_frameworks.result import (
-    CaseRecord,
-    Implementation,
-    PlanRecord,
-    Result,
-    Timing,
-    TransportRecord,
-)
-from tools.benchmarks.fast_cp_frameworks.timing import Plan, Sample, Stopwatch
+from tools.benchmarks.fast_cp_frameworks.result import CaseRecord, Comparison, Result, Timing
+from tools.benchmarks.fast_cp_frameworks.timing import Plan, Stopwatch
 
 POOL_BYTES = 8 << 30  # holds K, V and the output twice at the largest shape of the presets
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A case that has ended, and the exit code that it asks for."""
-
-    result: Result
-    exit_code: ExitCode
-    trace: str = ""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a case before it runs, the same on every rank."""
-
-    implementation: Implementation
-    ranks: tuple[int, ...]
-    bytes_received: int
-
-
-@dataclass
-class _Entry:
-    """A case on its way through the steps; ``contender`` is None on a rank that does not compute."""
-
-    case: Case
-    facts: Facts
-    contender: Contender | None
-    result: Result
-    sets: list[Operands]
-    samples: list[list[Sample | None]]
+MOST_ITERATIONS_BESIDE = 5  # for figures beside the one that was asked for
 
 
 class Runner:
     """Runs cases on this rank; creating one and each of its calls is collective.
 
-    ``done`` is told each outcome, and ``advance`` each finished step of ``steps``. ``corrupt`` spoils the outputs
-    that are checked: a seam for tests.
+    ``done`` is told each outcome, ``compared`` each comparison that was asked for, and ``advance`` each finished step
+    of ``steps``. ``corrupt`` spoils the outputs that are checked: a seam for tests.
     """
 
     def __init__(
@@ -75,11 +41,12 @@ class Runner:
         device: torch.device,
         control: Control,
         done: Callable[[Outcome], None],
+        compared: Callable[[Comparison], None],
         advance: Callable[[str], None],
         corrupt: Corrupt | None = None,
     ) -> None:
         self.options, self.device, self._control = options, device, control
-        self._done, self._advance, self._corrupt = done, advance, corrupt
+        self._done, self._compared, self._advance, self._corrupt = done, compared, advance, corrupt
         self._sessions: dict[CPConfig, CPSession] = {}
         self._fast: FastCP | None = None
         self._watch = Stopwatch(device)
@@ -94,21 +61,32 @@ class Runner:
 
     def steps(self, cases: list[Case]) -> int:
         """How often ``advance`` is called when nothing fails."""
-        return len(cases) * (1 + self.options.repeats)
+        return len(cases) * (1 + self.options.repeats * (2 if self.options.request.compare else 1))
 
     def _run_workload(self, cases: list[Case]) -> None:
         source = Source(cases[0], self._control.world, self._seed, self.device)
         judge = Judge(source)
         entries = [entry for case in cases if (entry := self._checked(case, source, judge)) is not None]
         del judge  # its reference would take memory from what is timed
-        entries = [entry for entry in entries if self._guard(entry, partial(self._give_inputs, entry, source))]
+        entries = self._each(entries, lambda entry: self._give_inputs(entry, source))
         for _ in range(self.options.repeats):
-            entries = [entry for entry in entries if self._guard(entry, partial(self._time, entry))]
-        singles = [self._timing(e).median_ms for e in entries if e.case.method == "single"]
-        for entry in entries:
-            self._done(Outcome(self._complete(entry, min(singles, default=None)), ExitCode.RIGHT))
+            entries = self._each(entries, self._time)
+            if self.options.request.compare:
+                entries = self._each(entries[::-1], self._time)[::-1]
+            entries = self._each(entries, self._time_beside)
+        timed = [self._timing(entry) for entry in entries]
+        single = fastest([t for entry, t in zip(entries, timed, strict=True) if entry.case.method == "single"])
+        for entry, t in zip(entries, timed, strict=True):
+            self._done(Outcome(complete(entry, t, single), ExitCode.RIGHT))
+        if self.options.request.compare and len(timed) == 2:
+            a, b = (entry.result.case for entry in entries)
+            self._compared(compare(a, b, timed[0].repeats_ms, timed[1].repeats_ms))
 
-    def _checked(self, case: Case, source: Source, judge: Judge) -> _Entry | None:
+    def _each(self, entries: list[Entry], work: Callable[[Entry], None]) -> list[Entry]:
+        """Those of ``entries``, in turn, for which the step succeeded."""
+        return [entry for entry in entries if self._guard(entry, partial(work, entry))]
+
+    def _checked(self, case: Case, source: Source, judge: Judge) -> Entry | None:
         """The case, ready to be timed, or None after its outcome."""
         blank = Result(status="failed", case=CaseRecord(**asdict(case), world_size=self._control.world))
         contender: Contender | None = None
@@ -116,7 +94,7 @@ class Runner:
         def build() -> Facts | None:
             nonlocal contender
             contender = self._contender(case, source)
-            return _facts(contender) if contender is not None else None
+            return facts_of(contender) if contender is not None else None
 
         self._advance(str(case))
         try:
@@ -135,7 +113,7 @@ class Runner:
         if wrong is not None:
             self._done(Outcome(checked.model_copy(update={"reason": wrong}), ExitCode.CHECK_FAILED))
             return None
-        return _Entry(case, facts, contender, checked, [], [])
+        return Entry(case, facts, contender, checked)
 
     def _measure(self, contender: Contender | None, judge: Judge) -> accuracy.Measured | None:
         if contender is None:
@@ -143,7 +121,7 @@ class Runner:
         return judge.measure(contender, self._corrupt, lambda: wait_for_device(self.device, self._limit_s))
 
     def _contender(self, case: Case, source: Source) -> Contender | None:
-        config = METHODS[case.method].config(case.kernel, case.transfer or "auto")
+        config = METHODS[case.method].config(case.kernel, case.transfer or "auto", case.plan)
         if config is None:
             return Single(case, source) if self._control.rank == 0 else None
         if config.backend == "fast" and self._fast is None:
@@ -154,17 +132,20 @@ class Runner:
 
     def close(self) -> None:
         """Give back what the fast methods hold; collective."""
+        for session in self._sessions.values():
+            session.close()
         if self._fast is not None:
             self._fast.close()
 
-    def _give_inputs(self, entry: _Entry, source: Source) -> None:
+    def _give_inputs(self, entry: Entry, source: Source) -> None:
         """Enough sets of inputs, the same number on every rank that computes."""
 
         def first() -> int | None:
             if entry.contender is None:
                 return None
             entry.sets.append(entry.contender.operands(source))
-            return timing.sets_needed(entry.sets[0].bytes, *timing.cache_and_free_bytes(self.device))
+            sizes = entry.sets[0].bytes, entry.sets[0].beside_bytes
+            return timing.sets_needed(*sizes, *timing.cache_and_free_bytes(self.device))
 
         def others() -> None:
             for i in range(1, count):
@@ -176,13 +157,28 @@ class Runner:
         count = min(wanted for wanted in self._control.step(first) if wanted is not None)
         self._control.step(others)
 
-    def _time(self, entry: _Entry) -> None:
+    def _time(self, entry: Entry) -> None:
         self._advance(str(entry.case))
-        plan = self._plan(entry)
-        work = (lambda: self._watch.repeat(entry.sets, plan)) if entry.contender is not None else (lambda: None)
+        plan, calls = self._plan(entry), [operands.call for operands in entry.sets]
+        work = (lambda: self._watch.repeat(calls, plan)) if entry.contender is not None else (lambda: None)
         entry.samples.append(self._control.step(work))
 
-    def _guard(self, entry: _Entry, work: Callable[[], None]) -> bool:
+    def _time_beside(self, entry: Entry) -> None:
+        """Each figure beside the main one, after it, so that it cannot be disturbed."""
+        plan = replace(self._plan(entry), warm_calls_per_set=0)
+        plan = replace(plan, iterations=min(plan.iterations, MOST_ITERATIONS_BESIDE))
+
+        def work() -> Beside | None:
+            if entry.contender is None:
+                return None
+            calls = {name: [operands.beside[name] for operands in entry.sets] for name in entry.sets[0].beside}
+            return {name: self._watch.median_ms(sets, plan) for name, sets in calls.items()}
+
+        told = self._control.step(work)
+        if any(told):
+            entry.beside.append(told)
+
+    def _guard(self, entry: Entry, work: Callable[[], None]) -> bool:
         """Whether a step of an entry succeeded; its outcome is told where it did not."""
         try:
             work()
@@ -199,36 +195,15 @@ class Runner:
         if error.lost:
             raise error
 
-    def _plan(self, entry: _Entry) -> Plan:
-        return Plan(self.options.warmup, self.options.iterations, len(entry.facts.ranks) > 1, self._limit_s)
+    def _plan(self, entry: Entry) -> Plan:
+        together, warm = len(entry.facts.ranks) > 1, entry.facts.warm_calls_per_set
+        return Plan(self.options.warmup, self.options.iterations, together, self._limit_s, warm)
 
     @property
     def _limit_s(self) -> float:
         """For one call on the device: less than the others wait, so that a rank that gives up can still say so."""
         return self.options.timeout_s / 2
 
-    def _timing(self, entry: _Entry) -> Timing:
+    def _timing(self, entry: Entry) -> Timing:
         size = entry.sets[0].bytes if entry.sets else 0
         return timing.summarise(entry.samples, self._plan(entry), self._watch.clock, len(entry.sets), size)
-
-    def _complete(self, entry: _Entry, single_ms: float | None) -> Result:
-        case, timed = entry.case, self._timing(entry)
-        flops = 4 * case.batch * case.heads * case.sequence**2 * case.head_dim
-        travels = case.component == "communication"
-        rate = flops / len(entry.facts.ranks) / timed.median_ms / 1e9
-        comparable = single_ms is not None and case.component == "e2e"
-        return entry.result.model_copy(
-            update={
-                "status": "complete",
-                "timing": timed,
-                "tflops_per_rank": None if travels else rate,
-                "received_gb_per_s": entry.facts.bytes_received / timed.median_ms / 1e6 if travels else None,
-                "speedup_over_single": single_ms / timed.median_ms if comparable and single_ms else None,
-            }
-        )
-
-
-def _facts(contender: Contender) -> Facts:
-    plan, choice = asdict(contender.plan), asdict(contender.transport)
-    implementation = Implementation(attention_plan=PlanRecord(**plan), transport=TransportRecord(**choice))
-    return Facts(implementation, contender.ranks, contender.bytes_received)

@@ -3,28 +3,40 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 import torch.distributed as dist
 
 from tools.benchmarks.fast_cp_frameworks.agreement import wait_for_device
-from tools.benchmarks.fast_cp_frameworks.contender import Operands
 from tools.benchmarks.fast_cp_frameworks.result import Timing
 
 CPU_CACHE_BYTES = 2**25  # torch reports no cache size for CPUs; most cores reach less than this
 MOST_SETS = 64
 
 
+# one call for each set of inputs, which the calls take in turn
+Calls = Sequence[Callable[[], object]]
+
+
 @dataclass(frozen=True)
 class Plan:
-    """How often to call. ``together`` says whether all ranks do; then each call starts at a barrier."""
+    """How often to call. ``together`` says whether all ranks do; then each call starts at a barrier.
+
+    ``warmup`` calls come first, and no fewer than ``warm_calls_per_set`` for each set of inputs.
+    """
 
     warmup: int
     iterations: int
     together: bool
     limit_s: float
+    warm_calls_per_set: int = 0
+
+    def warm_calls(self, sets: int) -> int:
+        """Calls before the first that counts, where they take ``sets`` in turn."""
+        return max(self.warmup, self.warm_calls_per_set * sets)
 
 
 @dataclass(frozen=True)
@@ -43,24 +55,25 @@ class Stopwatch:
         self.clock = "cuda events" if device.type == "cuda" else "perf_counter"
         self._flag = torch.zeros(1, device=device)
 
-    def repeat(self, sets: Sequence[Operands], plan: Plan) -> Sample:
-        """Warm up, then time; the calls take the ``sets`` in turn."""
-        turn = 0
+    def repeat(self, calls: Calls, plan: Plan) -> Sample:
+        """Warm up, then time single calls, then calls in a row."""
+        turns = cycle(calls)
+        median = self._single_calls(turns, plan.warm_calls(len(calls)), plan)
+        self._barrier(plan)
+        together = self._time(lambda: _make(turns, plan.iterations), plan.limit_s * plan.iterations)
+        return Sample(median, together / plan.iterations)
 
-        def calls(count: int) -> None:
-            nonlocal turn
-            for _ in range(count):
-                sets[turn % len(sets)].call()
-                turn += 1
+    def median_ms(self, calls: Calls, plan: Plan) -> float:
+        """Warm up, then time single calls."""
+        return self._single_calls(cycle(calls), plan.warm_calls(len(calls)), plan)
 
-        calls(plan.warmup)
+    def _single_calls(self, turns: Iterator[Callable[[], object]], warm_calls: int, plan: Plan) -> float:
+        _make(turns, warm_calls)
         singles = []
         for _ in range(plan.iterations):
             self._barrier(plan)
-            singles.append(self._time(lambda: calls(1), plan.limit_s))
-        self._barrier(plan)
-        together = self._time(lambda: calls(plan.iterations), plan.limit_s * plan.iterations)
-        return Sample(statistics.median(singles), together / plan.iterations)
+            singles.append(self._time(lambda: _make(turns, 1), plan.limit_s))
+        return statistics.median(singles)
 
     def _barrier(self, plan: Plan) -> None:
         """The ranks leave within some microseconds of each other, with nothing left to do on the device."""
@@ -82,15 +95,21 @@ class Stopwatch:
         return float(start.elapsed_time(stop))
 
 
-def sets_needed(set_bytes: int, cache_bytes: int, free_bytes: int) -> int:
+def _make(turns: Iterator[Callable[[], object]], count: int) -> None:
+    for _ in range(count):
+        next(turns)()
+
+
+def sets_needed(set_bytes: int, beside_bytes: int, cache_bytes: int, free_bytes: int) -> int:
     """How many sets of ``set_bytes`` are more than twice the cache, in a quarter of the free memory; 1 to MOST_SETS.
 
-    One set more than that, so that ranks whose shares differ by a token still agree on enough.
+    ``beside_bytes`` is what else each set takes, which counts as memory only. One set more than that, so that ranks
+    whose shares differ by a token still agree on enough.
     """
     if set_bytes == 0:
         return MOST_SETS
     wanted = max(2, math.floor(2 * cache_bytes / set_bytes) + 2)
-    return max(1, min(wanted, MOST_SETS, free_bytes // 4 // set_bytes))
+    return max(1, min(wanted, MOST_SETS, free_bytes // 4 // (set_bytes + beside_bytes)))
 
 
 def cache_and_free_bytes(device: torch.device) -> tuple[int, int]:
@@ -114,7 +133,7 @@ def summarise(repeats: Sequence[Sequence[Sample | None]], plan: Plan, clock: str
         repeats_ms=tuple(slowest),
         back_to_back_ms=statistics.median(in_a_row),
         clock=clock,
-        warmup=plan.warmup,
+        warmup=plan.warm_calls(sets),
         iterations=plan.iterations,
         ranks_timed=tuple(rank for rank, sample in enumerate(repeats[0]) if sample is not None),
         input_sets=sets,

@@ -25,6 +25,7 @@ class FastCP:
         control = ControlChannel(group, timeout_s)
         identity = self._meet(control)
         self._extension = extension.load()
+        self.turns: dict[str, int] = {}  # of the windows of every tag: the generation that its next use takes
         self._start(control, identity, timeout_s)
         self._open = True
 

@@ -1,11 +1,14 @@
 """The fast transport: one exchange over symmetric memory for AGKV, Ulysses and the hybrid, by groups of heads.
 
 What arrives lies in windows of the pool that the next call but one may overwrite; ``receive`` gives the output in
-memory of its own. Windows of one tag have two generations that take turns; this module names the one to use, since a
-call that is replayed as a CUDA graph advances nothing on the host, and the ranks must agree whether they replay or not.
+memory of its own. The windows of one tag have two generations that take turns (``FastCP.turns``). This module names the
+one to use, since a call that is replayed as a CUDA graph advances nothing in the extension, and ranks need not agree
+whether they replay. Calls that a user captures have tags of their own: their replays take no turns.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -22,23 +25,19 @@ TRANSFERS = ("ce", "sm", "tma")  # the simplest first: a copy engine takes no SM
 
 
 class FastTransport:
-    """Carries the blocks of a layout within the group of ``fast``.
-
-    ``turn`` is the generation of the windows that the next call uses: whoever makes calls in another way than by
-    ``send`` (a replay) advances it.
-    """
+    """Carries the blocks of a layout within the group of ``fast``."""
 
     name = "fast"
 
     def __init__(self, fast: FastCP) -> None:
         self.fast = fast
         self.rank = fast.rank
-        self.turn = 0
         self._ops: Any = extension.load()
         self._split = lru_cache(maxsize=1024)(self._make_split)
-        self._way_in: tuple[torch.Tensor, ...] | None = None
+        self._way_in: tuple[tuple[torch.Tensor, ...], str] | None = None
         self._way_back: _WayBack | None = None
         self._token: torch.Tensor | None = None
+        self._managing = False
 
     def send(
         self, layout: Layout, inputs: Inputs, schedule: Schedule = ONE_SHOT, transfer: str | None = None
@@ -53,17 +52,17 @@ class FastTransport:
         split = self._split(layout, schedule.groups)
         q, k, v = _dense(inputs.q) if layout.degree > 1 else None, _dense(inputs.k), _dense(inputs.v)
         placed = 0 if schedule.local_first else -1
-        self._way_in = windows = self._ops.exchange_start(
-            q, k, v, split, tag="in", transfer=transfer, own_chunks=placed, generation=self._next_turn()
-        )
+        use, *back = self._uses(layout)
+        windows = self._ops.exchange_start(q, k, v, split, transfer=transfer, own_chunks=placed, **vars(use))
+        self._way_in = windows, use.tag
         self._place_text(layout, inputs, *windows)
         if layout.degree > 1:
-            self._way_back = _WayBack(self, split, transfer, layout.text_queries)
+            self._way_back = _WayBack(self._ops, split, transfer, layout.text_queries, back[0])
         return Arrived(
             q=windows[0] if layout.degree > 1 else _own_q(layout, inputs),
             k=windows[1],
             v=windows[2],
-            wait=lambda group: self._ops.exchange_wait(windows, group, tag="in"),
+            wait=lambda group: self._ops.exchange_wait(windows, group, tag=use.tag),
             finished=self._way_back.send if self._way_back is not None else _not_sent,
             own_k=k if layout.degree == 1 else None,
             own_v=v if layout.degree == 1 else None,
@@ -78,8 +77,8 @@ class FastTransport:
         Every group must have been finished, or none of them: then the output goes home as a whole.
         """
         if self._way_in is not None:
-            self._ops.exchange_done(self._way_in, tag="in")
-            self._way_in = None
+            (windows, tag), self._way_in = self._way_in, None
+            self._ops.exchange_done(windows, tag=tag)
         if self._way_back is not None:
             way_back, self._way_back = self._way_back, None
             out = way_back.arrive(out, home)
@@ -97,17 +96,31 @@ class FastTransport:
         """
         return self.fast.check()
 
-    def managed_capture(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def managed_capture(self) -> Iterator[None]:
         """While it lasts, a CUDA graph may be captured that does not hold its windows in their places for ever."""
-        manager: AbstractContextManager[None] = self._ops.managed_capture()
-        return manager
+        self._managing = True
+        try:
+            with self._ops.managed_capture():
+                yield
+        finally:
+            self._managing = False
 
-    def abandon(self, turn: int) -> None:
-        """Forget a call whose capture failed: nothing of it has run. ``turn`` is what it was when the call began."""
+    def turns(self, layout: Layout) -> tuple[int, ...]:
+        """The generations of the windows that the next call of ``layout`` uses, in and back."""
+        return tuple(self.fast.turns.get(tag, 0) for tag in _tags(layout))
+
+    def advance(self, layout: Layout) -> None:
+        """A call of ``layout`` has been made in another way than by ``send``: its graph was replayed."""
+        for tag in _tags(layout):
+            self.fast.turns[tag] = 1 - self.fast.turns.get(tag, 0)
+
+    def abandon(self, layout: Layout, turns: tuple[int, ...]) -> None:
+        """Forget a call whose capture failed: nothing of it has run. ``turns`` are those when it began."""
         self._way_in = self._way_back = None
-        for tag in ("in", "out"):
+        for tag, turn in zip(_tags(layout), turns, strict=True):
             self._ops.forget(tag)
-        self.turn = turn
+            self.fast.turns[tag] = turn
 
     def meet(self) -> None:
         """The current stream goes on when every rank's has come as far."""
@@ -115,10 +128,13 @@ class FastTransport:
             self._token = torch.zeros(1, 1, 1, 8, device=self.fast.device, dtype=torch.bfloat16)
         self._ops.all_gather_kv_4d(self._token, self._token, tag="meet")
 
-    def _next_turn(self) -> int:
-        """The generation that this call uses; the next call takes the other one."""
-        turn, self.turn = self.turn, 1 - self.turn
-        return turn
+    def _uses(self, layout: Layout) -> list["_Use"]:
+        """The windows of this call, in and back; the next call takes the others."""
+        if torch.cuda.is_current_stream_capturing() and not self._managing:
+            return [_Use(f"{tag} captured", -1, False) for tag in _tags(layout)]
+        uses = [_Use(tag, turn, True) for tag, turn in zip(_tags(layout), self.turns(layout), strict=True)]
+        self.advance(layout)
+        return uses
 
     def _stay(self, layout: Layout, inputs: Inputs) -> Arrived:
         """One rank, or keys that every rank holds: nothing travels."""
@@ -166,12 +182,20 @@ class FastTransport:
         )
 
 
+@dataclass(frozen=True)
+class _Use:
+    """Which windows an exchange uses, as the extension takes it."""
+
+    tag: str
+    generation: int
+    in_turn: bool
+
+
 class _WayBack:
     """The output's exchange of one call: groups of heads leave as attention finishes them."""
 
-    def __init__(self, transport: FastTransport, split: Any, transfer: str, send_text: bool) -> None:
-        self._ops, self._split, self._transfer, self._send_text = transport._ops, split, transfer, send_text
-        self._turn = 1 - transport.turn  # the way in has advanced it
+    def __init__(self, ops: Any, split: Any, transfer: str, send_text: bool, use: _Use) -> None:
+        self._ops, self._split, self._transfer, self._send_text, self._use = ops, split, transfer, send_text, use
         self._out: torch.Tensor | None = None
         self._window: torch.Tensor | None = None
         self._sent = 0
@@ -180,7 +204,7 @@ class _WayBack:
         """The current stream has written this group's heads of ``out``; groups come in order."""
         if self._window is None:
             self._start(out)
-        self._ops.exchange_send((self._out,), (self._window,), group, tag="out")
+        self._ops.exchange_send((self._out,), (self._window,), group, tag=self._use.tag)
         self._sent = group + 1
 
     def arrive(self, out: torch.Tensor, home: torch.Tensor | None) -> torch.Tensor:
@@ -190,9 +214,9 @@ class _WayBack:
             self.send(group, out)
         assert self._window is not None
         for group in groups:
-            self._ops.exchange_wait((self._window,), group, tag="out")
+            self._ops.exchange_wait((self._window,), group, tag=self._use.tag)
         home = self._window.clone() if home is None else home.copy_(self._window)
-        self._ops.exchange_done((self._window,), tag="out")
+        self._ops.exchange_done((self._window,), tag=self._use.tag)
         return home
 
     def _start(self, out: torch.Tensor) -> None:
@@ -200,12 +224,16 @@ class _WayBack:
         self._window = self._ops.return_start(
             self._out,
             self._split,
-            tag="out",
             transfer=self._transfer,
             send_text=self._send_text,
             send_now=False,
-            generation=self._turn,
+            **vars(self._use),
         )
+
+
+def _tags(layout: Layout) -> tuple[str, ...]:
+    """The windows' tags. All ranks take part in the way in; the way back is between those of a group."""
+    return ("in", f"out {layout.degree}") if layout.degree > 1 else ("in",)
 
 
 def travels(layout: Layout, inputs: Inputs) -> bool:

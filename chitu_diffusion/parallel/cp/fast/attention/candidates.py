@@ -23,7 +23,7 @@ LINK_BYTES_PER_S = 340e9
 SMALLEST_ROW_BYTES = 1024  # a copy engine is slow on shorter rows
 GRAPH_BELOW_S = 20e-3  # the host's share of a call is worth capturing, and the memory of partial outputs is small
 MOST_SEARCHED_HEADS = 64
-LOCAL_GROUPS = ((1, 1), (3, 1), (1, 1, 1, 1))
+LOCAL_GROUPS = (2, 4)
 BUDGET_S = 1.9  # of a GPU's time that measuring may take; candidates beyond it are not measured
 CALLS_MEASURED, FEWEST_MEASURED = 4, 3  # at large shapes: two to warm up, two that count
 
@@ -85,7 +85,9 @@ def schedules(work: Work, local: bool) -> list[Schedule]:
         if groups not in best or estimate_s(work, schedule) < estimate_s(work, best[groups]):
             best[groups] = schedule
     equal = [Schedule((1,) * n) for n in (2, 4) if work.num_kv_heads >= 2 * n]
-    split = [Schedule(weights, local_first=True) for weights in LOCAL_GROUPS if work.num_kv_heads >= 2 * len(weights)]
+    # in groups where more keys come than are there: with two ranks all of them have come when the own ones are done
+    more = work.kv_rows > 2 * work.least_own_rows + 2
+    split = [Schedule((1,) * n, local_first=True) for n in LOCAL_GROUPS if more and work.num_kv_heads >= 2 * n]
     found = [*([LOCAL_FIRST, *split] if local else []), *equal, *best.values()]
     return [ONE_SHOT, *sorted(dict.fromkeys(found), key=_complexity)]
 

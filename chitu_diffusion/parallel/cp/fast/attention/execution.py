@@ -84,7 +84,7 @@ def attend(
                     )  # fmt: skip
                     kernel.run(q_part, k_part, v_part, scale=scale, key_mask=key_mask, out=landing)
                 else:
-                    others = _other_parts(plan, arriving, heads, scale, key_mask)
+                    others = _other_parts(plan, arriving, heads, scale, key_mask, landing)
                     lanes.after_entry()  # the rank's own part is in the current stream's order
                     merge([_part_of_heads(own, heads[0]), *others], out_dtype=out.dtype, out=landing)
                 arriving.finished(group, out)
@@ -100,14 +100,24 @@ def _own_part(plan: Candidate, arriving: Arriving, scale: float, key_mask: torch
 
 
 def _other_parts(
-    plan: Candidate, arriving: Arriving, heads: tuple[Span, Span], scale: float, key_mask: torch.Tensor | None
+    plan: Candidate,
+    arriving: Arriving,
+    heads: tuple[Span, Span],
+    scale: float,
+    key_mask: torch.Tensor | None,
+    landing: torch.Tensor,
 ) -> list[Part]:
-    """Attention to all other keys: those before the rank's own and those behind them."""
-    own, rows, parts = arriving.own_rows, arriving.k.shape[1], []
-    for span in (Span(0, own.start), Span(own.stop, rows)):
-        if span.size:
-            k, v = (_heads(x, heads[1])[:, span.start : span.stop] for x in (arriving.k, arriving.v))
-            parts.append(_part(plan, _heads(arriving.q, heads[0]), k, v, scale, _mask_rows(key_mask, span)))
+    """Attention to all other keys: those before the rank's own and those behind them.
+
+    The last part lies where the whole will, so that the merge touches less memory.
+    """
+    own = arriving.own_rows
+    spans = [span for span in (Span(0, own.start), Span(own.stop, arriving.k.shape[1])) if span.size]
+    parts = []
+    for span in spans:
+        k, v = (_heads(x, heads[1])[:, span.start : span.stop] for x in (arriving.k, arriving.v))
+        place = landing if span == spans[-1] else None
+        parts.append(_part(plan, _heads(arriving.q, heads[0]), k, v, scale, _mask_rows(key_mask, span), place))
     return parts
 
 
@@ -117,11 +127,20 @@ def _part_of_heads(part: Part, heads: Span) -> Part:
 
 
 def _part(
-    plan: Candidate, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, key_mask: torch.Tensor | None
+    plan: Candidate,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    key_mask: torch.Tensor | None,
+    out: torch.Tensor | None = None,
 ) -> Part:
     kernel = KERNELS[plan.kernel]
     # rounded to q's dtype a partial output loses what the kernel's own error is made of: float32 where it can be had
-    out = torch.empty(q.shape, dtype=torch.float32, device=q.device) if kernel.float32_out else None
+    if kernel.float32_out:
+        out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    elif not kernel.in_place:
+        out = None
     result, lse = kernel.run(q, k, v, scale=scale, key_mask=key_mask, return_lse=True, out=out)
     assert lse is not None
     return result, lse
