@@ -98,6 +98,8 @@ def _versions() -> dict[str, str | None]:
         "cudnn": str(torch.backends.cudnn.version()) if cuda else None,  # type: ignore[no-untyped-call]
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,  # type: ignore[no-untyped-call]
         "triton": _package("triton"),
+        "flash-attn-4": _package("flash-attn-4"),
+        "nvidia-cutlass-dsl": _package("nvidia-cutlass-dsl"),
         "chitu-diffusion": _package("chitu-diffusion"),
     }
 
