@@ -135,6 +135,7 @@ class CallPlanner:
             "world": self._world,
             "asked": [config.method, config.ulysses_degree, config.kernel, config.transfer, str(self._wanted)],
             "gpu": torch.cuda.get_device_name(self._device),
+            "link": self._transport.link() if isinstance(self._transport, FastTransport) else None,
             "sms": torch.cuda.get_device_properties(self._device).multi_processor_count,
             "cuda": torch.version.cuda,
             "versions": {name: _version(name) for name in PACKAGES},

@@ -18,7 +18,7 @@ from chitu_diffusion.parallel.cp.fast.transport import FastTransport
 from chitu_diffusion.parallel.cp.graphs import CallGraphs
 from chitu_diffusion.parallel.cp.transport import Inputs
 
-BUDGET_S = 1.5  # of the rounds together; compiling and warming up come before
+BUDGET_S = 0.8  # of the rounds together; warming up comes before, with a budget of its own (candidates.py)
 FEWEST_ROUNDS, MOST_ROUNDS = 2, 40  # short calls differ by the hosts' moods: only many of them tell candidates apart
 WARM_CALLS = 2  # with graphs twice as many: the second of one set of addresses captures, in each of two turns
 PATIENCE_S = 120.0  # for another rank that compiles a kernel which this one has on disk

@@ -6,9 +6,9 @@ one to use, since a call that is replayed as a CUDA graph advances nothing in th
 whether they replay. Calls that a user captures have tags of their own: their replays take no turns.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from chitu_diffusion.parallel.cp.blocks import block_of, window_for
 from chitu_diffusion.parallel.cp.fast import extension
 from chitu_diffusion.parallel.cp.fast.attention.schedule import ONE_SHOT, Schedule
 from chitu_diffusion.parallel.cp.fast.runtime import FastCP
+from chitu_diffusion.parallel.cp.fast.way_back import Use, WayBack, dense
 from chitu_diffusion.parallel.cp.layout import Layout, Span
 from chitu_diffusion.parallel.cp.transport import Arrived, Inputs
 
@@ -35,7 +36,7 @@ class FastTransport:
         self._ops: Any = extension.load()
         self._split = lru_cache(maxsize=1024)(self._make_split)
         self._way_in: tuple[tuple[torch.Tensor, ...], str] | None = None
-        self._way_back: _WayBack | None = None
+        self._way_back: WayBack | None = None
         self._token: torch.Tensor | None = None
         self._managing = False
 
@@ -50,14 +51,14 @@ class FastTransport:
         assert inputs.v is not None
         transfer = transfer or TRANSFERS[0]
         split = self._split(layout, schedule.groups)
-        q, k, v = _dense(inputs.q) if layout.degree > 1 else None, _dense(inputs.k), _dense(inputs.v)
+        q, k, v = dense(inputs.q) if layout.degree > 1 else None, dense(inputs.k), dense(inputs.v)
         placed = 0 if schedule.local_first else -1
         use, *back = self._uses(layout)
         windows = self._ops.exchange_start(q, k, v, split, transfer=transfer, own_chunks=placed, **vars(use))
         self._way_in = windows, use.tag
         self._place_text(layout, inputs, *windows)
         if layout.degree > 1:
-            self._way_back = _WayBack(self._ops, split, transfer, layout.text_queries, back[0])
+            self._way_back = WayBack(self._ops, split, transfer, layout.text_queries, back[0])
         return Arrived(
             q=windows[0] if layout.degree > 1 else _own_q(layout, inputs),
             k=windows[1],
@@ -89,6 +90,10 @@ class FastTransport:
             return out, None
         text_rows = Span(0, layout.text_len).shifted(0 if layout.text_in_front else tokens)
         return out.narrow(1, layout.q_token_offset, tokens), block_of(out, text_rows, Span(0, out.shape[2]))
+
+    def link(self) -> str:
+        """How this rank reaches the other GPUs, in the extension's words."""
+        return json.dumps(self._ops.device_info(self.fast.device.index or 0).get("peers"))
 
     def check(self) -> int:
         """The version of the windows' layout, which grows when they change places: what was captured before must not
@@ -128,11 +133,11 @@ class FastTransport:
             self._token = torch.zeros(1, 1, 1, 8, device=self.fast.device, dtype=torch.bfloat16)
         self._ops.all_gather_kv_4d(self._token, self._token, tag="meet")
 
-    def _uses(self, layout: Layout) -> list["_Use"]:
+    def _uses(self, layout: Layout) -> list["Use"]:
         """The windows of this call, in and back; the next call takes the others."""
         if torch.cuda.is_current_stream_capturing() and not self._managing:
-            return [_Use(f"{tag} captured", -1, False) for tag in _tags(layout)]
-        uses = [_Use(tag, turn, True) for tag, turn in zip(_tags(layout), self.turns(layout), strict=True)]
+            return [Use(f"{tag} captured", -1, False) for tag in _tags(layout)]
+        uses = [Use(tag, turn, True) for tag, turn in zip(_tags(layout), self.turns(layout), strict=True)]
         self.advance(layout)
         return uses
 
@@ -182,55 +187,6 @@ class FastTransport:
         )
 
 
-@dataclass(frozen=True)
-class _Use:
-    """Which windows an exchange uses, as the extension takes it."""
-
-    tag: str
-    generation: int
-    in_turn: bool
-
-
-class _WayBack:
-    """The output's exchange of one call: groups of heads leave as attention finishes them."""
-
-    def __init__(self, ops: Any, split: Any, transfer: str, send_text: bool, use: _Use) -> None:
-        self._ops, self._split, self._transfer, self._send_text, self._use = ops, split, transfer, send_text, use
-        self._out: torch.Tensor | None = None
-        self._window: torch.Tensor | None = None
-        self._sent = 0
-
-    def send(self, group: int, out: torch.Tensor) -> None:
-        """The current stream has written this group's heads of ``out``; groups come in order."""
-        if self._window is None:
-            self._start(out)
-        self._ops.exchange_send((self._out,), (self._window,), group, tag=self._use.tag)
-        self._sent = group + 1
-
-    def arrive(self, out: torch.Tensor, home: torch.Tensor | None) -> torch.Tensor:
-        """Everything in memory of its own: what was not sent yet is sent, and everything awaited."""
-        groups = range(len(self._split.chunks))
-        for group in groups[self._sent :]:
-            self.send(group, out)
-        assert self._window is not None
-        for group in groups:
-            self._ops.exchange_wait((self._window,), group, tag=self._use.tag)
-        home = self._window.clone() if home is None else home.copy_(self._window)
-        self._ops.exchange_done((self._window,), tag=self._use.tag)
-        return home
-
-    def _start(self, out: torch.Tensor) -> None:
-        self._out = _dense(out)
-        self._window = self._ops.return_start(
-            self._out,
-            self._split,
-            transfer=self._transfer,
-            send_text=self._send_text,
-            send_now=False,
-            **vars(self._use),
-        )
-
-
 def _tags(layout: Layout) -> tuple[str, ...]:
     """The windows' tags. All ranks take part in the way in; the way back is between those of a group."""
     return ("in", f"out {layout.degree}") if layout.degree > 1 else ("in",)
@@ -251,11 +207,3 @@ def _own_q(layout: Layout, inputs: Inputs) -> torch.Tensor:
     if text is None or text.q is None:
         return inputs.q
     return torch.cat([text.q, inputs.q] if layout.text_in_front else [inputs.q, text.q], 1)
-
-
-def _dense(x: torch.Tensor) -> torch.Tensor:
-    """``x``, or a copy of it whose rows (H, D) are contiguous and start at multiples of 16 bytes."""
-    unit = 16 // x.element_size()
-    rows_are_dense = x.stride(3) == 1 and x.stride(2) == x.shape[3]
-    aligned = x.data_ptr() % 16 == 0 and x.stride(1) % unit == 0 and x.stride(0) % unit == 0
-    return x if rows_are_dense and aligned else x.contiguous()

@@ -24,8 +24,8 @@ SMALLEST_ROW_BYTES = 1024  # a copy engine is slow on shorter rows
 GRAPH_BELOW_S = 20e-3  # the host's share of a call is worth capturing, and the memory of partial outputs is small
 MOST_SEARCHED_HEADS = 64
 LOCAL_GROUPS = (2, 4)
-BUDGET_S = 1.9  # of a GPU's time that measuring may take; candidates beyond it are not measured
-CALLS_MEASURED, FEWEST_MEASURED = 4, 3  # at large shapes: two to warm up, two that count
+BUDGET_S = 1.2  # of a GPU's time that warming up may take; candidates beyond it are not measured
+CALLS_MEASURED, FEWEST_MEASURED = 5, 3  # of one candidate before the rounds that are counted, and some of those
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ def candidates(
         raise UnavailableError(f"the plan that was asked for ({wanted}) cannot run here: {why}")
     by_method = {work.method: work for work in works}
     seconds = {candidate: estimate_s(by_method[candidate.method], candidate.schedule) for candidate in allowed}
-    plain = allowed[0]  # what everything else has to beat is always measured
+    plain = allowed[0]  # what everything else has to beat is always measured; then what is best at most shapes
     kept, spent = [plain], CALLS_MEASURED * seconds[plain]
-    for candidate in sorted(allowed[1:], key=lambda candidate: seconds[candidate]):
+    for candidate in sorted(allowed[1:], key=lambda c: (c.schedule != LOCAL_FIRST, seconds[c])):
         spent += CALLS_MEASURED * seconds[candidate]
         if spent < BUDGET_S or len(kept) < FEWEST_MEASURED:
             kept.append(candidate)
