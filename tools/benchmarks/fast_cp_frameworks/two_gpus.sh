@@ -1,37 +1,47 @@
 #!/usr/bin/env bash
-# Everything that is measured on a machine with two GPUs, in one call of less than 8 minutes.
+# What is measured and proven on a machine with two GPUs: the results of docs/results/.
 #
-#   [CHITU_COMMIT=abc] bash tools/benchmarks/fast_cp_frameworks/two_gpus.sh OUTDIR
+#   [CHITU_COMMIT=abc] bash tools/benchmarks/fast_cp_frameworks/two_gpus.sh OUTDIR [PART...]
 #
-# CHITU_COMMIT names the commit where the copy has no git repository.
+# Without PART everything runs, in about 12 minutes; the parts and their limits are listed below. CHITU_COMMIT names the
+# commit where the copy has no git repository.
 #
-# Needs python3 with torch, triton, rich, pydantic and pytest; where pydantic lacks, its wheels are taken from .carry/.
+# Needs python3 with torch, triton, rich, pydantic and pytest. A machine without network takes from .carry/ what it
+# finds there: whl/*.whl, cute/*.tar.xz (packed site folders) and lib/libfast_cp.so.
 # Each part has its own time limit, so that one that hangs costs no other its time. Exit code: 0, or 1 if a part failed.
 set -uo pipefail
 
-out=${1:?"usage: two_gpus.sh OUTDIR"}
+out=${1:?"usage: two_gpus.sh OUTDIR [PART...]"}
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 2
+shift
+wanted=("$@")
 
 # one host whose GPUs others share: NVLink multicast stays off (a program that uses it can put them out of service)
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
-export PYTHONDONTWRITEBYTECODE=1
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+CHITU_CACHE_DIR=$(mktemp -d) # every plan is measured anew, once for all parts
+export CHITU_CACHE_DIR
+export PYTHONPATH=$PWD:$PWD/csrc/python${PYTHONPATH:+:$PYTHONPATH}
 
-if ! python3 -c 'import pydantic' 2>/dev/null; then
+shopt -s nullglob
+carried=(.carry/whl/*.whl .carry/cute/*.tar.xz)
+if [ ${#carried[@]} -gt 0 ]; then
     site=$(mktemp -d)
-    python3 -m pip install -q --no-index --no-deps --target "$site" .carry/*.whl || {
-        echo "two_gpus: python3 has no pydantic, and .carry/ has no wheels of it" >&2
-        exit 3
-    }
+    for archive in .carry/cute/*.tar.xz; do tar -xJf "$archive" -C "$site" & done
+    wait
+    wheels=(.carry/whl/*.whl)
+    [ ${#wheels[@]} -gt 0 ] && python3 -m pip install -q --no-index --no-deps --upgrade --target "$site" "${wheels[@]}"
     export PYTHONPATH=$site:$PYTHONPATH
 fi
+[ -f .carry/lib/libfast_cp.so ] && export FAST_CP_LIBRARY=$PWD/.carry/lib/libfast_cp.so
 
 failed=0
 part() { # NAME SECONDS COMMAND...: run it, and remember if it failed
     local name=$1 limit=$2 begin=$SECONDS
     shift 2
+    if [ ${#wanted[@]} -gt 0 ] && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
     echo "== $name (at most $limit s)"
     if timeout --kill-after=10 "$limit" "$@"; then
         echo "== $name: right after $((SECONDS - begin)) s"
@@ -48,20 +58,31 @@ bench() { # NAME SECONDS OPTIONS...: one run of the benchmark, into NAME.json
         --output "$out/$name.json" "$@"
 }
 
-all=single,nccl_agkv,nccl_ulysses
-if python3 -c "import fast_ulysses" 2> /dev/null; then all+=,fast_agkv,fast_ulysses; fi
-part tests 90 python3 -m pytest -n 0 -p no:cacheprovider -m "gpu or multigpu" tests
-bench dit 90 --preset dit --method $all --iterations 7 --repeats 3
-bench kernels 30 --method single --kernel cudnn,triton --sequence 16384 --repeats 3
-bench qwen-image 30 --model qwen-image --method $all
-bench z-image 30 --model z-image --method $all
-bench wan-1.3b 40 --model wan-1.3b --method $all --iterations 5
-bench wan-14b 50 --model wan-14b --method $all --iterations 3 --repeats 2 --warmup 1
-bench communication 35 --preset dit --method nccl_agkv,nccl_ulysses --component communication --repeats 3
-bench attention 60 --preset dit --method nccl_agkv,nccl_ulysses --component attention --iterations 3 --repeats 3
+program() { # NAME SECONDS FILE OPTIONS...: a program of tests/multigpu on two ranks, into NAME.json
+    local name=$1 limit=$2 file=$3
+    shift 3
+    part "$name" "$limit" python3 -m torch.distributed.run --standalone --nproc-per-node=2 \
+        "tests/multigpu/$file" --output "$out/$name.json" --limit $((limit - 5)) "$@"
+}
+
+all=single,nccl_agkv,nccl_ulysses,fast_agkv,fast_ulysses
+program probe 60 extension_probe.py
+program calls 110 fast_attention.py --cases 170 --exact 150
+part faults 60 python3 tests/multigpu/extension_faults.py --output "$out/faults.json"
+program endurance 60 extension_endurance.py --steps neighbours calls --budget 40
+program resolutions 300 extension_endurance.py --steps resolutions
+part tests 120 python3 -m pytest -o addopts="" -p no:cacheprovider -q -m "gpu or multigpu" tests
+bench dit 240 --preset dit --method $all --kernel auto,cudnn --iterations 6 --repeats 3
+bench qwen-image 60 --model qwen-image --method $all,fast_auto --iterations 8
+bench z-image 50 --model z-image --method $all,fast_auto --iterations 8
+bench kept-plans 30 --model z-image --sequence 4096 --method single,fast_auto --iterations 8
+bench wan-1.3b 90 --model wan-1.3b --method $all,fast_auto --iterations 5
+bench wan-14b 90 --model wan-14b --method $all --iterations 3 --repeats 2 --warmup 1
 
 echo "== results"
-shopt -s nullglob
-results=("$out"/*.json)
+results=()
+for name in dit qwen-image z-image wan-1.3b wan-14b; do
+    [ -f "$out/$name.json" ] && results+=("$out/$name.json")
+done
 [ ${#results[@]} -gt 0 ] && python3 -m tools.benchmarks.fast_cp_frameworks.table "${results[@]}" | grep -v '^$'
 exit $failed
