@@ -8,7 +8,7 @@ import torch
 from chitu_diffusion.parallel.cp.fast.norm_rope import Rope, choose_tile, norm_rope, norm_rope_torch, norm_rope_triton
 
 pytest.importorskip("diffusers", reason="the kernel is compared with diffusers' own modules, and it is not installed")
-from tests.support.norm_rope import MODELS, SHAPES, Shape, assert_same_within_rounding  # noqa: E402  # it needs diffusers
+from tests.support.norm_rope import MODELS, SHAPES, Shape, assert_same_within_rounding  # it needs diffusers
 
 pytestmark = [
     pytest.mark.gpu,
