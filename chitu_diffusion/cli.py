@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from chitu_diffusion.commands.generate.command import generate
 from chitu_diffusion.parallel.cp.errors import CPError
 
 app = typer.Typer(
@@ -69,6 +70,9 @@ def plan(
 
     question = Question(sequence, heads, heads if kv_heads is None else kv_heads, head_dim, batch, dtype, method)
     raise typer.Exit(run_plan(question, cp_size, output))
+
+
+app.command()(generate)
 
 
 def main() -> None:

@@ -1,20 +1,31 @@
 """Context parallelism for a diffusers script in three lines: ``with enable_fast_cp(pipeline): pipeline(...)``."""
 
 import logging
+import os
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig, Rejected
-from chitu_diffusion.parallel.cp.errors import ConfigError, UnavailableError
-from chitu_diffusion.parallel.cp.fast.adapters.paths import Paths, SessionPath
+from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.errors import ConfigError, DisagreementError, UnavailableError
+from chitu_diffusion.parallel.cp.fast import extension, profiles
+from chitu_diffusion.parallel.cp.fast.adapters.overlapped import OverlappedPath
+from chitu_diffusion.parallel.cp.fast.adapters.paths import Path, Paths, SessionPath
 from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
+from chitu_diffusion.parallel.cp.fast.profiles import Profile
+from chitu_diffusion.parallel.cp.fast.runtime import DEFAULT_POOL_BYTES, init_fast_cp
+from chitu_diffusion.parallel.cp.fast.transport import FastTransport
+from chitu_diffusion.parallel.cp.plan_cache import PlanCache, default_folder
 from chitu_diffusion.parallel.cp.session import CPSession
 
 TRANSFORMERS = ("transformer", "transformer_2")  # what pipelines call them; Wan 2.2 has two
+PREPARE_CALLS = 2  # the first one plans and compiles, the second one runs as all later ones do
 
 logger = logging.getLogger(__name__)
 
@@ -22,18 +33,49 @@ logger = logging.getLogger(__name__)
 class FastCPHandle:
     """What ``enable_fast_cp`` has turned on; ``close()``, or the end of a ``with`` block, turns it off.
 
-    ``choice`` says which backend was requested, which is used, and why; ``block_choices`` the same for the attention
-    of the blocks that ran so far; ``session.calls`` has the plan of every kind of call.
+    ``choice`` says which backend was requested, which is used, and why; ``profile`` what is known of this hardware,
+    under ``fast``. ``block_choices`` says the same as ``choice`` for the attention of the blocks that ran so far;
+    ``region_choices`` how the overlapped ones run, and ``session.calls`` how the others do.
     """
 
-    def __init__(self, choice: Choice, session: CPSession, paths: Paths, ends: ExitStack) -> None:
-        self.choice, self.session = choice, session
-        self._paths, self._ends = paths, ends
+    def __init__(self, target: object, backend: "_Backend", paths: Paths, ends: ExitStack) -> None:
+        self.choice, self.session, self.profile = backend.choice, backend.session, backend.profile
+        self._target, self._backend, self._paths, self._ends = target, backend, paths, ends
+        self._control = ControlChannel(self.session.group, self.session.config.timeout_s)
 
     @property
     def block_choices(self) -> tuple[Choice, ...]:
         """One entry for each way in which blocks ran."""
         return self._paths.choices
+
+    @property
+    def region_choices(self) -> dict[str, Choice]:
+        """By shape: the plan of the overlapped region, why, and the others that were measured."""
+        return {shape: choice for path in self.overlapped for shape, choice in path.choices.items()}
+
+    @property
+    def overlapped(self) -> tuple[OverlappedPath, ...]:
+        """The path that overlaps projections with transfers, where there is one."""
+        return self._backend.overlapped
+
+    @torch.no_grad()
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Call the pipeline, or the transformer, with these inputs, so that later calls of their shapes only run.
+
+        Collective. It sizes the windows, measures plans, compiles kernels and warms up. A call with other shapes
+        prepares itself when it comes. Raises DisagreementError, within ``timeout_s``, where another rank does not
+        prepare, or prepares something else.
+        """
+        mine = str((args_shape(args), args_shape(kwargs)))
+        for rank, other in enumerate(everyone := self._control.gather(mine)):
+            if other != everyone[0]:
+                raise DisagreementError(
+                    f"the ranks prepare for different inputs: rank 0 for {everyone[0]}, rank {rank} for {other}; "
+                    "give every rank the same"
+                )
+        assert callable(self._target), "pipelines and modules are"
+        for _ in range(PREPARE_CALLS):
+            self._target(*args, **kwargs)
 
     def close(self) -> None:
         """Give the model back as it was, and end the session. Collective; the second time it does nothing."""
@@ -55,6 +97,8 @@ def enable_fast_cp(
     backend: str = "fast",
     *,
     strict: bool = False,
+    pool_bytes: int = DEFAULT_POOL_BYTES,
+    timeout_s: float = 10.0,
 ) -> FastCPHandle:
     """Split the tokens of a diffusers pipeline's transformers, or of one transformer, between the ranks of a group.
 
@@ -69,26 +113,52 @@ def enable_fast_cp(
         backend: ``fast`` (the CUDA extension) or ``nccl`` (torch.distributed; gloo on CPUs).
         strict: whether it is an error where ``fast`` cannot serve. Without it torch.distributed serves instead, and
             the handle and the log say why.
+        pool_bytes: symmetric memory of each GPU under ``fast``, for what arrives; the README says how much is enough.
+        timeout_s: limit of every wait for another rank, in seconds.
 
     Raises:
         ConfigError, UnavailableError, DisagreementError: one sentence that says what to do.
 
     """
-    config = CPConfig(method=method, backend=backend)
+    config = CPConfig(method=method, backend=backend, timeout_s=timeout_s)
     models = _transformers_of(pipeline_or_transformer)
     classes = [adapter_class(model) for model in models]
     for model, adapter_of in zip(models, classes, strict=True):
         adapter_of.check(model)
     with ExitStack() as ends:
-        choice, sessions = _open_sessions(config, cp_group, strict, ends)
-        session = sessions[0]
-        paths = Paths([SessionPath(other) for other in sessions], strict=strict, quiet=session.rank != 0)
+        opened = _open(config, cp_group, strict, pool_bytes, ends)
+        paths = Paths(opened.paths, strict=strict, quiet=opened.session.rank != 0)
         for model, adapter_of in zip(models, classes, strict=True):
-            adapter = adapter_of(model, session, paths)
+            adapter = adapter_of(model, opened.session, paths)
             ends.callback(adapter.detach)
             adapter.attach()
         ends = ends.pop_all()
-    return FastCPHandle(choice, session, paths, ends)
+    return FastCPHandle(pipeline_or_transformer, opened, paths, ends)
+
+
+def args_shape(value: Any) -> Any:
+    """Inputs in plain values that ranks can compare: tensors as shape and dtype, objects as their class."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), str(value.dtype)
+    if isinstance(value, dict):
+        return {name: args_shape(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [args_shape(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+@dataclass(frozen=True)
+class _Backend:
+    """What carries the blocks: the session, the paths from the preferred to the last resort, and why."""
+
+    choice: Choice
+    session: CPSession
+    paths: tuple[Path, ...]
+    profile: Profile | None = None
+
+    @property
+    def overlapped(self) -> tuple[OverlappedPath, ...]:
+        return tuple(path for path in self.paths if isinstance(path, OverlappedPath))
 
 
 def _transformers_of(target: object) -> list[nn.Module]:
@@ -104,23 +174,47 @@ def _transformers_of(target: object) -> list[nn.Module]:
     return models
 
 
-def _open_sessions(
-    config: CPConfig, group: dist.ProcessGroup | None, strict: bool, ends: ExitStack
-) -> tuple[Choice, list[CPSession]]:
-    """The session asked for; behind a fast one, another over torch.distributed for blocks that it cannot serve."""
+def _open(
+    config: CPConfig, group: dist.ProcessGroup | None, strict: bool, pool_bytes: int, ends: ExitStack
+) -> _Backend:
+    """What was asked for; behind fast, torch.distributed for what it cannot serve, and instead of it where it is not
+    there.
+    """
     method = "agkv" if config.method == "auto" else config.method  # auto is measured, and only under fast
-    over_collectives = replace(config, method=method, backend="nccl")
+    origin = ends.enter_context(CPSession(replace(config, method=method, backend="nccl"), group))
     if config.backend != "fast":
-        session = ends.enter_context(CPSession(config, group))
-        return session.choice, [session]
+        return _Backend(origin.choice, origin, (SessionPath(origin),))
     try:
-        fast = ends.enter_context(CPSession(config, group))
+        return _open_fast(config, origin, pool_bytes, ends)
     except UnavailableError as error:
         if strict:
             raise
-        session = ends.enter_context(CPSession(over_collectives, group))
-        choice = Choice("fast", session.choice.used, str(error), (Rejected("fast", str(error)),))
-        if session.rank == 0:
+        choice = Choice("fast", origin.choice.used, str(error), (Rejected("fast", str(error)),))
+        if origin.rank == 0:
             logger.warning("context parallelism runs over %s: %s", choice.used, choice.reason)
-        return choice, [session]
-    return fast.choice, [fast, ends.enter_context(CPSession(over_collectives, group))]
+        return _Backend(choice, origin, (SessionPath(origin),))
+
+
+def _open_fast(config: CPConfig, origin: CPSession, pool_bytes: int, ends: ExitStack) -> _Backend:
+    """Raises UnavailableError, the same on every rank, where the extension or the hardware is not there."""
+    found = _look(origin.device)
+    for rank, other in enumerate(ControlChannel(origin.group, config.timeout_s).gather(found)):
+        if isinstance(other, str):
+            raise UnavailableError(f"backend fast was asked for, but on rank {rank} {other}")
+    assert isinstance(found, Profile)
+    with ExitStack() as own:
+        fast = own.enter_context(
+            init_fast_cp(origin.group, device=origin.device, pool_bytes=pool_bytes, timeout_s=config.timeout_s)
+        )
+        session = own.enter_context(CPSession(config, origin.group, origin.device, fast))
+        assert isinstance(session.transport, FastTransport)
+        cache = PlanCache(default_folder(os.environ))
+        overlapped = OverlappedPath(session, extension.load(), session.transport.meet, pool_bytes, cache)
+        ends.push(own.pop_all())
+    return _Backend(session.choice, session, (overlapped, SessionPath(session), SessionPath(origin)), found)
+
+
+def _look(device: torch.device) -> Profile | str:
+    """The profile of this rank's GPU, or why it cannot run fast."""
+    problem = extension.why_not(device)
+    return problem if problem is not None else profiles.find(extension.load().device_info(device.index or 0))

@@ -70,7 +70,7 @@ class Paths:
     """A region run by the first of ``paths`` whose contract holds; the last one serves every call.
 
     What ran, and why no earlier path did, is kept in ``choices`` and, unless ``quiet``, logged once. With ``strict`` a
-    call that the first path does not serve is an UnavailableError, the same on every rank.
+    call that only the last path serves, behind others, is an UnavailableError, the same on every rank.
     """
 
     def __init__(self, paths: Sequence[Path], *, strict: bool = False, quiet: bool = False) -> None:
@@ -86,15 +86,15 @@ class Paths:
         """Run the region of one block."""
         rejected: list[Rejected] = []
         for path in self._paths:
+            if self._strict and rejected and path is self._paths[-1]:
+                raise UnavailableError(
+                    f"strict=True asks for the path {rejected[-1].name} in every block, but {rejected[-1].reason}; "
+                    "leave strict out to run such blocks over torch.distributed"
+                )
             reason = path.why_not(call)
             if reason is None:
                 self._note(path.name, rejected)
                 return path.run(call)
-            if self._strict:
-                raise UnavailableError(
-                    f"strict=True asks for the path {path.name} in every block, but {reason}; "
-                    "leave strict out to run such blocks over torch.distributed"
-                )
             rejected.append(Rejected(path.name, reason))
         raise AssertionError("the last path serves every call")
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from chitu_diffusion.parallel.cp.fast.norm_rope import Rope, norm_rope
+from chitu_diffusion.parallel.cp.fast.adapters.projection import position
+from chitu_diffusion.parallel.cp.fast.norm_rope import Rope
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,14 @@ class Stream:
         )
 
     @property
+    def head_dim(self) -> int:
+        """Elements of one head of one token."""
+        return self.hidden.shape[-1] // self.heads
+
+    @property
     def head_bytes(self) -> int:
         """The size of one head of one token."""
-        return self.hidden.shape[-1] // self.heads * self.hidden.element_size()
+        return self.head_dim * self.hidden.element_size()
 
     def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values (B, S, H, D) of these rows."""
@@ -70,12 +76,7 @@ class Stream:
         return x.reshape(*x.shape[:2], self.heads, x.shape[-1] // self.heads)
 
     def _positioned(self, x: torch.Tensor, norm: nn.Module | None) -> torch.Tensor:
-        if norm is not None and self.norm_over_heads:
-            x = norm(x)
-        x = self._by_head(x)
-        if norm is not None and not self.norm_over_heads:
-            x = norm(x)
-        return x if self.rope is None else norm_rope(x, None, self.rope, eps=0.0)
+        return position(self._by_head(x), norm, self.rope, over_heads=self.norm_over_heads)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""The ways in which a region can overlap its projections with the transfer of K and V, in plain values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate
+from chitu_diffusion.parallel.cp.fast.attention.schedule import LOCAL_FIRST, ONE_SHOT, Schedule
+
+GROUPS = (2, 4)
+
+
+@dataclass(frozen=True)
+class RegionPlan(Candidate):
+    """One way to run a region.
+
+    K and V are projected whole, or ``by_group``: a group of heads leaves while the next is projected. ``sends`` groups
+    leave one by one; ``schedule`` says whether attention begins with the first of them or when all are there. With
+    ``overlapped=False`` it is the session's way instead: everything is projected, then attended to by its own plan.
+    """
+
+    sends: int = 1
+    by_group: bool = False
+    overlapped: bool = True
+
+    @property
+    def name(self) -> str:
+        """Short and unique: ``by_group(4)/one_shot/cute``."""
+        if not self.overlapped:
+            return "project, then attend"
+        return f"{'by_group' if self.by_group else 'whole'}({self.sends})/{self.schedule}/{self.kernel}"
+
+
+@dataclass(frozen=True)
+class RegionWork:
+    """What the choice of candidates depends on: the same on every rank."""
+
+    num_heads: int
+    text_queries: bool
+    least_own_rows: int  # on any rank
+    kernels: tuple[str, ...]  # that serve on every rank, the preferred first
+    with_lse: tuple[str, ...]  # those that also give the log-sum-exp
+    session_fits: bool  # whether the pool has room for the session's windows beside the region's
+
+
+def candidates(work: RegionWork) -> list[RegionPlan]:
+    """What is worth measuring, simplest first."""
+    kernel = work.kernels[0]
+    found = [_plan(kernel, 1, ONE_SHOT)]
+    found += [_plan(other, 1, ONE_SHOT) for other in work.kernels[1:2]]  # a check on the preference
+    if kernel in work.with_lse and not work.text_queries and work.least_own_rows:
+        found.append(_plan(kernel, 1, LOCAL_FIRST))
+    for count in (n for n in GROUPS if n <= work.num_heads):
+        pipeline = Schedule((1,) * count)
+        found += [
+            _plan(kernel, count, ONE_SHOT, by_group=True),
+            _plan(kernel, count, pipeline),
+            _plan(kernel, count, pipeline, by_group=True),
+        ]
+    if work.session_fits:
+        found.append(_plan(kernel, 1, ONE_SHOT, overlapped=False))
+    return found
+
+
+def _plan(
+    kernel: str, sends: int, schedule: Schedule, *, by_group: bool = False, overlapped: bool = True
+) -> RegionPlan:
+    return RegionPlan("agkv", 1, "ce", schedule, kernel, sends=sends, by_group=by_group, overlapped=overlapped)
+
+
+def by_name(plans: Sequence[RegionPlan]) -> dict[str, RegionPlan]:
+    """The plans under their names."""
+    return {plan.name: plan for plan in plans}

@@ -1,0 +1,94 @@
+"""The overlapped region: K and V into this rank's slots, sent while projections go on, then attention.
+
+K and V leave first and Q comes last: what is left of the transfer hides behind the projection, norm and rotary
+embedding of Q. The own rows lie where attention reads them, so nothing is copied.
+"""
+
+from functools import partial
+
+import torch
+
+from chitu_diffusion.parallel.cp.fast.adapters.projection import is_plain_linear, position, project
+from chitu_diffusion.parallel.cp.fast.adapters.region import RegionCall, Stream
+from chitu_diffusion.parallel.cp.fast.adapters.region_plan import RegionPlan
+from chitu_diffusion.parallel.cp.fast.adapters.slots import SlotOperators, Slots
+from chitu_diffusion.parallel.cp.fast.attention.execution import attend
+from chitu_diffusion.parallel.cp.fast.attention.schedule import head_groups
+from chitu_diffusion.parallel.cp.layout import Layout, Span
+from chitu_diffusion.parallel.cp.transport import Arrived
+
+Outputs = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@torch.no_grad()
+def run_overlapped(plan: RegionPlan, call: RegionCall, layout: Layout, ops: SlotOperators, rank: int) -> Outputs:
+    """The outputs (B, S_local, C) of the tokens and (B, T, C) of the text.
+
+    Where something fails on this rank, it still sends and receives everything before the error goes on, so that no
+    other rank waits for it.
+    """
+    tokens, text_len = call.tokens, layout.text_len
+    slots = Slots(ops, layout, tokens.hidden, tokens.head_dim, plan.sends)
+    try:
+        send_projected(plan, tokens, slots)
+        if call.text is not None:
+            place_keys(call.text, slots.k[:, :text_len], slots.v[:, :text_len])
+        q = queries(call)
+        own = layout.shards[rank].shifted(text_len)
+        wait = slots.wait if len(plan.schedule.groups) == plan.sends else lambda _: slots.wait_for_all()
+        arriving = Arrived(q, slots.k, slots.v, wait, own_k=slots.k_slot, own_v=slots.v_slot, own_rows=own)
+        out = attend(plan, arriving, scale=tokens.head_dim**-0.5, key_mask=call.key_mask)
+    except Exception:
+        slots.abandon()
+        raise
+    if call.text is None:
+        return tokens.project_out(out), None
+    return tokens.project_out(out[:, text_len:]), call.text.project_out(out[:, :text_len])
+
+
+def send_projected(plan: RegionPlan, tokens: Stream, slots: Slots) -> None:
+    """Project K and V, each whole or by groups of heads, and let every group leave as soon as it is there."""
+    every = Span(0, tokens.heads)
+    key, value = partial(_keys, tokens, slots.k_slot), partial(project, tokens.to_v, tokens.hidden, slots.v_slot)
+    # a norm over all heads needs all of them, and a module computes all of them in any case
+    over_heads = tokens.norm_k is not None and tokens.norm_over_heads
+    steps = [
+        (key, plan.by_group and not over_heads and is_plain_linear(tokens.to_k, tokens.hidden)),
+        (value, plan.by_group and is_plain_linear(tokens.to_v, tokens.hidden)),
+    ]
+    for project_heads, grouped in steps:
+        if not grouped:
+            project_heads(every)
+    for group, (_, heads) in enumerate(head_groups(tokens.heads, tokens.heads, (1,) * plan.sends)):
+        for project_heads, grouped in steps:
+            if grouped:
+                project_heads(heads)
+        slots.send(group)
+
+
+def place_keys(stream: Stream, k: torch.Tensor, v: torch.Tensor) -> None:
+    """All keys and values of ``stream`` into k and v (B, S, H, D)."""
+    every = Span(0, stream.heads)
+    _keys(stream, k, every)
+    project(stream.to_v, stream.hidden, v, every)
+
+
+def queries(call: RegionCall) -> torch.Tensor:
+    """The queries of this rank (B, T + S_local, H, D), the text's in front."""
+    tokens = call.tokens
+    streams = [tokens] if call.text is None else [call.text, tokens]
+    batch, rows = tokens.hidden.shape[0], sum(stream.hidden.shape[1] for stream in streams)
+    q = tokens.hidden.new_empty(batch, rows, tokens.heads, tokens.head_dim)
+    start = 0
+    for stream in streams:
+        landing = q.narrow(1, start, stream.hidden.shape[1])
+        project(stream.to_q, stream.hidden, landing, Span(0, stream.heads))
+        position(landing, stream.norm_q, stream.rope, over_heads=stream.norm_over_heads, out=landing)
+        start += stream.hidden.shape[1]
+    return q
+
+
+def _keys(stream: Stream, slot: torch.Tensor, heads: Span) -> None:
+    project(stream.to_k, stream.hidden, slot, heads)
+    landing = slot[:, :, heads.start : heads.stop]
+    position(landing, stream.norm_k, stream.rope, over_heads=stream.norm_over_heads, out=landing)

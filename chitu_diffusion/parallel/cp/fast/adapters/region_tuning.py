@@ -1,0 +1,93 @@
+"""Measuring the ways to run a region on the real block, on all ranks together and in one order."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.fast.adapters.region_run import Outputs
+from chitu_diffusion.parallel.cp.tuning import LARGEST_DIFFERENCE, PATIENCE_S, first_line, rounds_for
+
+WARM_CALLS = 2
+
+Run = Callable[[], Outputs]
+Failures = dict[str, str]
+
+
+class RegionTuner:
+    """Measures on one rank, in step with the others; ``meet`` lets all ranks' streams go on together."""
+
+    def __init__(self, control: ControlChannel, device: torch.device, meet: Callable[[], None]) -> None:
+        self._control, self._device, self._meet = control, device, meet
+
+    def measure(self, trials: Mapping[str, Run], warm_calls: Mapping[str, int]) -> list[dict[str, float | str]]:
+        """Milliseconds of every trial, or why it failed, for every rank. Collective.
+
+        ``warm_calls`` names those that need more calls than others before they run as they will.
+        """
+        failures = self._warm_up(trials, warm_calls)
+        left = self._running_everywhere(trials, failures)
+        one_round = sum(self._timed(run) for run in left.values())
+        rounds = rounds_for(self._control.gather(one_round, PATIENCE_S)[0])
+        times: dict[str, list[float]] = {name: [] for name in left}
+        for _ in range(rounds):  # in turn, so that all of them see the same clocks
+            for name, run in left.items():
+                times[name].append(self._timed(run))
+        told: dict[str, float | str] = {name: statistics.median(ms) for name, ms in times.items()}
+        told.update(failures)
+        return self._control.gather(told, PATIENCE_S)
+
+    def _warm_up(self, trials: Mapping[str, Run], warm_calls: Mapping[str, int]) -> Failures:
+        """Run every trial some times, and compare its output with the first one's."""
+        failures: Failures = {}
+        reference: torch.Tensor | None = None
+        not_finite: list[str] = []
+        for name, run in trials.items():
+            out: torch.Tensor | None = None
+            try:
+                for _ in range(warm_calls.get(name, WARM_CALLS)):
+                    out = None  # its memory is what the next call gets: graphs are kept by addresses
+                    out = run()[0]
+            except Exception as error:  # whatever a kernel or its compiler raises is this trial's failure
+                failures[name] = first_line(error)
+                continue
+            assert out is not None
+            if not bool(out.isfinite().all()):
+                not_finite.append(name)
+            elif reference is None:
+                reference = out.to(torch.float32, copy=True)
+            elif problem := difference(out, reference):
+                failures[name] = problem
+        if reference is not None:  # else it lies in the hidden states
+            failures |= dict.fromkeys(not_finite, "its output is not finite")
+        return failures
+
+    def _running_everywhere(self, trials: Mapping[str, Run], failures: Failures) -> dict[str, Run]:
+        failed = {name for rank in self._control.gather(failures, PATIENCE_S) for name in rank}
+        return {name: run for name, run in trials.items() if name not in failed}
+
+    def _timed(self, run: Run) -> float:
+        """Milliseconds of one call that all ranks begin together, with what the host needs to launch it."""
+        self._meet()
+        if self._device.type == "cpu":
+            begun = time.perf_counter()
+            run()
+            return (time.perf_counter() - begun) * 1e3
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(self._device)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end))
+
+
+def difference(out: torch.Tensor, reference: torch.Tensor) -> str | None:
+    """Why ``out`` cannot be another rounding of ``reference``, or None."""
+    off = torch.linalg.vector_norm(out.float() - reference)
+    relative = float(off / torch.linalg.vector_norm(reference).clamp_min(1e-30))
+    if relative <= LARGEST_DIFFERENCE:
+        return None
+    return f"its output differs from the first candidate's by {relative:.1e}, relative"

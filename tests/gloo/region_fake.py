@@ -1,0 +1,127 @@
+"""The extension's windows over gloo, with the rules that the real ones have, and poison wherever nothing has come.
+
+Rows are NaN until they are written or waited for, a window is NaN again when the next use of its tag begins, and what
+leaves is what had been written when it was sent.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chitu_diffusion.parallel.cp.fast.adapters.slots import Windows
+from chitu_diffusion.parallel.cp.fast.attention.schedule import head_groups
+from chitu_diffusion.parallel.cp.plan_cache import PlanCache
+
+LARGEST_GROUPS, ROUNDS = 64, 100_000
+_sending: list[Any] = []  # gloo drops a message whose handle is gone, and a rank may end before its peer has received
+
+
+@dataclass
+class Use:
+    """One use of the windows on this rank."""
+
+    number: int
+    seq_lens: list[int]
+    text_front: int
+    num_groups: int
+    k: torch.Tensor
+    v: torch.Tensor
+    sent: list[Any] = field(default_factory=list)  # with the tensors that travel
+    waited: set[int] = field(default_factory=set)
+
+    def rows(self, rank: int) -> slice:
+        start = self.text_front + sum(self.seq_lens[:rank])
+        return slice(start, start + self.seq_lens[rank])
+
+    def heads(self, group: int) -> slice:
+        span = head_groups(self.k.shape[2], self.k.shape[2], (1,) * self.num_groups)[group][1]
+        return slice(span.start, span.stop)
+
+
+class FakeSlots:
+    """``SlotOperators`` for the ranks of a gloo group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
+        self.prepared = 0
+        self._use: Use | None = None
+        self.events: list[str] = []  # in the order in which they were asked for
+
+    def kv_projection_prepare(
+        self,
+        like: torch.Tensor,
+        batch: int,
+        seq_lens: Sequence[int],
+        heads: int,
+        head_dim: int,
+        *,
+        num_groups: int,
+        text_front: int,
+        tag: str,
+    ) -> Windows:
+        if self._use is not None:
+            self._end(self._use)
+        rows = text_front + sum(seq_lens)
+        k, v = (like.new_full((batch, rows, heads, head_dim), torch.nan) for _ in range(2))
+        self.prepared += 1
+        self._use = use = Use(self.prepared, list(seq_lens), text_front, num_groups, k, v)
+        self.events.append("prepare")
+        own = use.rows(self.rank)
+        return k, v, k[:, own], v[:, own]
+
+    def kv_projection_send_ce_group(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
+        use = self._open(k, v)
+        self.events.append(f"send {group}")
+        own, heads = use.rows(self.rank), use.heads(group)
+        block = torch.stack([k[:, own, heads], v[:, own, heads]])  # a copy: later writes do not reach the peers
+        for peer in self._peers():
+            if block.numel():
+                work = dist.isend(block, group=self.group, group_dst=peer, tag=self._tag(use, group))
+                use.sent.append((work, block))
+                _sending.append((work, block))
+
+    def projection_sync(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
+        use = self._open(k, v)
+        self.events.append(f"wait {group}")
+        assert group not in use.waited, f"group {group} was waited for before"
+        use.waited.add(group)
+        for peer in self._peers():
+            rows, heads = use.rows(peer), use.heads(group)
+            block = torch.stack([k[:, rows, heads], v[:, rows, heads]])
+            if block.numel():
+                dist.recv(block, group=self.group, group_src=peer, tag=self._tag(use, group))
+                k[:, rows, heads], v[:, rows, heads] = block
+
+    def meet(self) -> None:
+        dist.barrier(self.group)
+
+    def _open(self, k: torch.Tensor, v: torch.Tensor) -> Use:
+        use = self._use
+        assert use is not None
+        assert k is use.k, "these are not the windows of the use that is open"
+        assert v is use.v, "these are not the windows of the use that is open"
+        return use
+
+    def _end(self, use: Use) -> None:
+        """The peers may write the old windows now."""
+        for work, _ in use.sent:
+            work.wait()
+        assert use.waited == set(range(use.num_groups)), "in turn: every group has to be waited for"
+        use.k.fill_(torch.nan)
+        use.v.fill_(torch.nan)
+
+    def _peers(self) -> list[int]:
+        return [(self.rank + step) % self.world for step in range(1, self.world)]
+
+    def _tag(self, use: Use, group: int) -> int:
+        return use.number % ROUNDS * LARGEST_GROUPS + group
+
+
+def kept_nowhere() -> PlanCache:
+    """A cache that finds nothing of earlier tests."""
+    return PlanCache(Path(tempfile.mkdtemp(prefix="region-plans-")))
