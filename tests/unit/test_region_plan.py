@@ -1,0 +1,43 @@
+"""Which ways to run a region are measured."""
+
+from dataclasses import replace
+
+from chitu_diffusion.parallel.cp.fast.adapters.region_plan import RegionWork, by_name, candidates
+
+WORK = RegionWork(24, False, 100, ("cute", "cudnn"), ("cute", "cudnn"), session_fits=True)
+
+
+def names(work: RegionWork) -> list[str]:
+    return [plan.name for plan in candidates(work)]
+
+
+def test_the_simplest_comes_first_and_every_name_once() -> None:
+    found = candidates(WORK)
+    assert found[0].name == "whole(1)/one_shot/cute"
+    assert len(by_name(found)) == len(found)
+    assert names(WORK)[1:3] == ["whole(1)/one_shot/cudnn", "whole(1)/local_first/cute"]
+    assert names(WORK)[-1] == "project, then attend"
+    assert {"by_group(4)/one_shot/cute", "by_group(2)/head_pipeline(2)/cute"} <= set(names(WORK))
+
+
+def test_no_more_groups_than_heads() -> None:
+    assert not any("(4)" in name for name in names(replace(WORK, num_heads=3)))
+    assert not any("(2)" in name for name in names(replace(WORK, num_heads=1)))
+
+
+def test_local_first_needs_its_log_sum_exp_own_rows_and_no_text() -> None:
+    for lacking in (
+        replace(WORK, with_lse=("cudnn",)),
+        replace(WORK, text_queries=True),
+        replace(WORK, least_own_rows=0),
+    ):
+        assert not any("local_first" in name for name in names(lacking))
+
+
+def test_the_sessions_way_is_measured_only_where_both_fit_the_pool() -> None:
+    assert "project, then attend" not in names(replace(WORK, session_fits=False))
+
+
+def test_attention_begins_with_the_first_group_or_when_all_are_there() -> None:
+    for plan in candidates(WORK):
+        assert len(plan.schedule.groups) in (1, plan.sends)
