@@ -2,9 +2,9 @@
 # quoted, since the folder may have a space in its path
 UV := "$(shell tools/uv.sh)"
 
-.PHONY: check sync lint types test extension fast-cp pins results
+.PHONY: check sync lint types test acceptance extension fast-cp pins results
 
-check: sync lint types test
+check: sync lint types test acceptance
 
 # uv.lock is generated (it records registry addresses), so the pins in pyproject.toml are what a sync must resolve to
 sync:
@@ -21,6 +21,10 @@ types:
 
 test:
 	$(UV) run pytest
+
+# The wrapper's acceptance matrix, reduced, on two CPU processes.
+acceptance:
+	$(UV) run --no-sync bash chitu_diffusion/parallel/cp/fast/test/run_wrapper.sh outputs/acceptance --device cpu
 
 # The extension's wheel for both architectures, by the compiler of the package index, whatever toolkit the machine has.
 extension:
