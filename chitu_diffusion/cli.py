@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from chitu_diffusion.commands.generate.command import generate
+from chitu_diffusion.commands.serve.command import serve
 from chitu_diffusion.parallel.cp.errors import CPError
 
 app = typer.Typer(
@@ -73,6 +74,7 @@ def plan(
 
 
 app.command()(generate)
+app.command()(serve)
 
 
 def main() -> None:

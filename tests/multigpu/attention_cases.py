@@ -118,7 +118,7 @@ class Given:
 
 
 def relative(out: Tensor, exact: Tensor) -> float:
-    """The L2 norm of the difference over that of ``exact``; infinite for another shape or a number that is not finite."""
+    """The L2 norm of the difference over that of ``exact``; infinite for another shape or a NaN."""
     if out.shape != exact.shape or not bool(out.isfinite().all()):
         return float("inf")
     norm = torch.linalg.vector_norm(exact.double())
