@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from chitu_diffusion.commands.children import Interrupted, end
 from chitu_diffusion.commands.generate.launch import (
     GRACE_S,
     PARENT,
     STORE,
-    Interrupted,
     child_environment,
     conclude,
-    end,
 )
 
 STOP_S = 22.0  # for rank 0 to finish what runs (limits.shutdown_s is at most 15) and to let the others go

@@ -1,14 +1,12 @@
 """Starting the benchmark's processes without a launcher, and leaving none behind, however it ends."""
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from types import FrameType
 
+from chitu_diffusion.commands.children import Interrupted, end, end_with, how_it_ended, interrupt, wait
 from chitu_diffusion.parallel.cp.errors import ExitCode, UnavailableError
 from chitu_diffusion.parallel.cp.fast import extension
 from tools.benchmarks.fast_cp_frameworks.options import Options
@@ -16,16 +14,6 @@ from tools.benchmarks.fast_cp_frameworks.options import Options
 PARENT = "CHITU_BENCHMARK_PARENT"  # tells a child who started it
 CPU_RANKS = 2
 GRACE_S = 10.0  # for ranks to notice that one has failed, and for rank 0 to say so
-ENDING_S = 5.0
-_PR_SET_PDEATHSIG = 1
-
-
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM reached the process that started the others."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def run(module: str, arguments: Sequence[str], options: Options) -> int:
@@ -37,7 +25,7 @@ def run(module: str, arguments: Sequence[str], options: Options) -> int:
     if options.request.needs_extension:
         extension.load()  # a broken one ends here with its sentence, before any rank starts
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     # the store lives here, so that it outlives every rank; the ranks join as clients, as under torch.distributed.run
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     children: list[subprocess.Popen[bytes]] = []
@@ -84,18 +72,6 @@ def child_environment(ours: Mapping[str, str], rank: int, size: int, port: int) 
     }
 
 
-def wait(children: Sequence[subprocess.Popen[bytes]], grace_s: float) -> list[int | None]:
-    """Exit codes of all ``children``: None for one that did not end within ``grace_s`` of the first failure."""
-    deadline: float | None = None
-    while True:
-        codes = [child.poll() for child in children]
-        if None not in codes or (deadline is not None and time.monotonic() > deadline):
-            return codes
-        if deadline is None and any(codes):
-            deadline = time.monotonic() + grace_s
-        time.sleep(0.02)
-
-
 def conclude(codes: Sequence[int | None]) -> int:
     """The job's exit code. Rank 0 speaks for all; where it ended without a word, say which rank ended and how."""
     if all(code == 0 for code in codes):
@@ -109,41 +85,6 @@ def conclude(codes: Sequence[int | None]) -> int:
     return ExitCode.CHECK_FAILED
 
 
-def how_it_ended(code: int | None) -> str:
-    """An exit code of subprocess in words."""
-    if code is None:
-        return "did not end although another one had failed"
-    if code >= 0:
-        return f"ended with code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-    return f"was ended by signal {-code} ({name})"
-
-
-def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask those that still run to end, then make them."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave one behind
-    running = [child for child in children if child.poll() is None]
-    for child in running:
-        child.terminate()
-    deadline = time.monotonic() + ENDING_S
-    for child in running:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
 def end_with_parent(environment: Mapping[str, str]) -> None:
     """In a child of ``run``: the kernel ends this process when its parent ends, even by SIGKILL."""
-    parent = environment.get(PARENT)
-    if parent is None:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it ended before we asked
-        os._exit(ExitCode.CHECK_FAILED)
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    raise Interrupted(number)
+    end_with(environment.get(PARENT))
