@@ -28,10 +28,14 @@ def run_ranks(folder: Path, body: str, size: int = 3) -> "subprocess.Popen[str]"
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+# a rank that is ended before it has noted its number cannot be looked for
+ALL_STARTED = "while sum(name.isdigit() for name in os.listdir(folder)) < 3: time.sleep(0.01)"
+
+
 @pytest.mark.parametrize(
     ("body", "code", "told"),
     [
-        (READY + "rank and time.sleep(60)", 0, ""),
+        (READY + "rank and time.sleep(60)\n" + ALL_STARTED, 0, ""),
         ("rank == 2 and sys.exit(3); time.sleep(60)", 3, ""),
         (
             "rank == 1 and os.kill(os.getpid(), 9); time.sleep(60)",
