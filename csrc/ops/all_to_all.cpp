@@ -17,7 +17,7 @@ OpenExchange& run(Runtime& runtime, Request request) {
 }
 
 std::tuple<Tensor, Tensor, Tensor> all_to_all_qkv(Tensor q, Tensor k, Tensor v, Ints seq_lens, Ints q_heads,
-                                                  Ints kv_heads, Ints text, std::string tag, std::string transfer) {
+                                                  Ints kv_heads, Ints text, Text tag, Text transfer) {
   Session session;
   Runtime& runtime = session.runtime;
   Request request = qkv_request(runtime, q, k, v, {seq_lens, q_heads, kv_heads, text}, tag, transfer);
@@ -28,8 +28,8 @@ std::tuple<Tensor, Tensor, Tensor> all_to_all_qkv(Tensor q, Tensor k, Tensor v, 
           window_tensor(runtime, x, kValue, like)};
 }
 
-Tensor all_to_all_out(Tensor o, Ints seq_lens, Ints q_heads, Ints text, bool send_text, std::string tag,
-                      std::string transfer) {
+Tensor all_to_all_out(Tensor o, Ints seq_lens, Ints q_heads, Ints text, bool send_text, Text tag,
+                      Text transfer) {
   Session session;
   Runtime& runtime = session.runtime;
   const OpenExchange& x =

@@ -30,7 +30,7 @@ int checked_peer(const Runtime& runtime, int64_t peer) {
 }
 
 // On the caller's stream, unannounced: callers put a barrier around it. Returns the peer-written window of this rank.
-Tensor peer_copy(Tensor src, int64_t peer_rank, std::string tag, std::string transfer) {
+Tensor peer_copy(Tensor src, int64_t peer_rank, Text tag, Text transfer) {
   Session session;
   Runtime& runtime = session.runtime;
   const int peer = checked_peer(runtime, peer_rank);
@@ -60,7 +60,7 @@ Tensor peer_copy(Tensor src, int64_t peer_rank, std::string tag, std::string tra
 }
 
 // "kernel": one kernel stores and polls. "ce": announced by copy engine and awaited by a kernel, as exchanges do it.
-void round_trip(int64_t peer_rank, int64_t count, std::string by) {
+void round_trip(int64_t peer_rank, int64_t count, Text by) {
   Session session;
   Runtime& runtime = session.runtime;
   const int peer = checked_peer(runtime, peer_rank);

@@ -64,17 +64,17 @@ Exchange shape_of(const Runtime& runtime, const Split& split, const View& like, 
   return shape;
 }
 
-namespace {
-
 int checked_generation(int64_t generation) {
   require(generation >= -1 && generation <= 1, "generation is ", generation,
           "; give 0 or 1, or -1 to let the two take turns");
   return int(generation);
 }
 
+namespace {
+
 std::tuple<Tensor, Tensor, Tensor> exchange_start(std::optional<Tensor> q, Tensor k, Tensor v, Ints seq_lens,
-                                                  Ints q_heads, Ints kv_heads, Ints chunks, Ints text, std::string tag,
-                                                  std::string transfer, bool send_now, int64_t own_chunks,
+                                                  Ints q_heads, Ints kv_heads, Ints chunks, Ints text, Text tag,
+                                                  Text transfer, bool send_now, int64_t own_chunks,
                                                   int64_t generation, bool in_turn) {
   Session session;
   Runtime& runtime = session.runtime;
@@ -90,7 +90,7 @@ std::tuple<Tensor, Tensor, Tensor> exchange_start(std::optional<Tensor> q, Tenso
 }
 
 Tensor return_start(Tensor o, Ints seq_lens, Ints q_heads, Ints kv_heads, Ints chunks, Ints text, bool send_text,
-                    std::string tag, std::string transfer, bool send_now, int64_t generation, bool in_turn) {
+                    Text tag, Text transfer, bool send_now, int64_t generation, bool in_turn) {
   Session session;
   Runtime& runtime = session.runtime;
   Request request = return_request(runtime, o, {seq_lens, q_heads, kv_heads, text, chunks}, send_text, tag, transfer);
@@ -100,17 +100,17 @@ Tensor return_start(Tensor o, Ints seq_lens, Ints q_heads, Ints kv_heads, Ints c
   return window_tensor(runtime, x, kOutput, view_of(runtime, o, "o"));
 }
 
-void exchange_send(std::vector<Tensor> sources, std::vector<Tensor> windows, int64_t chunk, std::string tag) {
+void exchange_send(std::vector<Tensor> sources, std::vector<Tensor> windows, int64_t chunk, Text tag) {
   Session session;
   send_chunks(session.runtime, open_exchange(session.runtime, tag), int(chunk), int(chunk) + 1);
 }
 
-void exchange_wait(std::vector<Tensor> windows, int64_t chunk, std::string tag) {
+void exchange_wait(std::vector<Tensor> windows, int64_t chunk, Text tag) {
   Session session;
   wait_chunk(session.runtime, open_exchange(session.runtime, tag), int(chunk));
 }
 
-void exchange_done(std::vector<Tensor> windows, std::string tag) {
+void exchange_done(std::vector<Tensor> windows, Text tag) {
   Session session;
   finish_exchange(session.runtime, tag);
 }

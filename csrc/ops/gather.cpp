@@ -9,7 +9,7 @@ namespace fast_cp::ops {
 namespace {
 
 std::tuple<Tensor, Tensor> all_gather_kv(Tensor k, Tensor v, Ints seq_lens, int64_t text_front, int64_t text_back,
-                                         std::string tag, std::string transfer) {
+                                         Text tag, Text transfer) {
   Session session;
   Runtime& runtime = session.runtime;
   const View like = view_of(runtime, k, "k");

@@ -8,11 +8,11 @@ namespace fast_cp::ops {
 
 namespace {
 
-void use_nvshmem(std::string path) { nvshmem::use_fallback(path); }
+void use_nvshmem(Text path) { nvshmem::use_fallback(path); }
 
 std::string unique_id(int64_t pool_bytes) { return nvshmem::unique_id(pool_bytes); }
 
-void init(std::string unique_id, int64_t rank, int64_t world, int64_t device, int64_t pool_bytes, int64_t timeout_ms) {
+void init(Text unique_id, int64_t rank, int64_t world, int64_t device, int64_t pool_bytes, int64_t timeout_ms) {
   std::lock_guard<std::mutex> lock(Runtime::mutex());
   Settings settings{int(rank), int(world), int(device), pool_bytes, timeout_ms, unique_id};
   Runtime::create(settings);
@@ -29,7 +29,7 @@ int64_t check() {
   return runtime.heap.windows().version();
 }
 
-void forget(std::string tag) {
+void forget(Text tag) {
   Session session;
   forget_exchange(session.runtime, tag);
 }
@@ -39,7 +39,7 @@ void manage_capture(bool on) {
   session.runtime.managed_capture = on;
 }
 
-void test_hook(std::string name, bool value) {
+void test_hook(Text name, bool value) {
   Session session;
   require(name == "remove_waits", "there is no test hook '", name, "'; the one there is: remove_waits");
   session.runtime.remove_waits = value;

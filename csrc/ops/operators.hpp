@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ops/text.hpp"
+
 namespace fast_cp::ops {
 
 struct Operator {

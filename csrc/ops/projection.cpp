@@ -11,7 +11,7 @@ namespace {
 
 std::tuple<Tensor, Tensor> kv_projection_prepare(Tensor like, int64_t batch, Ints seq_lens, int64_t heads,
                                                  int64_t head_dim, int64_t num_groups, int64_t text_front,
-                                                 int64_t text_back, std::string tag) {
+                                                 int64_t text_back, Text tag, int64_t generation) {
   Session session;
   Runtime& runtime = session.runtime;
   View view{};
@@ -26,7 +26,9 @@ std::tuple<Tensor, Tensor> kv_projection_prepare(Tensor like, int64_t batch, Int
   request.shape =
       shape_of(runtime, {seq_lens, {heads}, {heads}, {text_front, text_back, 0, 0}, Ints(num_groups, 1)}, view, -1);
   request.in_place = request.lazy_done = true;
-  request.in_turn = !is_capturing(runtime.stream());
+  request.generation = checked_generation(generation);
+  // a caller that names generations takes them in turn; a graph that does not is replayed by itself
+  request.in_turn = generation >= 0 || !is_capturing(runtime.stream());
   request.roles = 1u << kKey | 1u << kValue;
   const int64_t pitch = heads * view.head_bytes();
   const WindowShape window = window_of(request.shape, runtime.settings.rank, kKey);
@@ -35,19 +37,19 @@ std::tuple<Tensor, Tensor> kv_projection_prepare(Tensor like, int64_t batch, Int
   return {window_tensor(runtime, x, kKey, view), window_tensor(runtime, x, kValue, view)};
 }
 
-void kv_projection_send_ce_group(Tensor k, Tensor v, int64_t group, std::string tag) {
+void kv_projection_send_ce_group(Tensor k, Tensor v, int64_t group, Text tag) {
   Session session;
   OpenExchange& x = open_exchange(session.runtime, tag);
   require(x.request.in_place, "exchange '", tag, "' was not begun by kv_projection_prepare");
   send_chunks(session.runtime, x, int(group), int(group) + 1);
 }
 
-void projection_sync_prepare(Tensor k, Tensor v, int64_t group, std::string tag) {
+void projection_sync_prepare(Tensor k, Tensor v, int64_t group, Text tag) {
   Session session;
   arm_chunk(session.runtime, open_exchange(session.runtime, tag), int(group));
 }
 
-void projection_sync(Tensor k, Tensor v, int64_t group, std::string tag) {
+void projection_sync(Tensor k, Tensor v, int64_t group, Text tag) {
   Session session;
   OpenExchange& x = open_exchange(session.runtime, tag);
   wait_chunk(session.runtime, x, int(group));
@@ -60,7 +62,7 @@ std::vector<Operator> projection_operators() {
   return {
       {"kv_projection_prepare(Tensor like, int batch, int[] seq_lens, int heads, int head_dim, int num_groups=1, int "
        "text_front=0, "
-       "int text_back=0, str tag=\"kv_projection\") -> (Tensor, Tensor)",
+       "int text_back=0, str tag=\"kv_projection\", int generation=-1) -> (Tensor, Tensor)",
        TORCH_BOX(&kv_projection_prepare)},
       {"kv_projection_send_ce_group(Tensor(a!) k, Tensor(b!) v, int group, str tag=\"kv_projection\") -> ()",
        TORCH_BOX(&kv_projection_send_ce_group)},

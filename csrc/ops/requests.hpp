@@ -18,6 +18,9 @@ struct Split {
 // `own_rows`: tokens that this rank passed, to be compared with the split; -1 where there are none to compare.
 Exchange shape_of(const Runtime& runtime, const Split& split, const View& like, int64_t own_rows);
 
+// Throws unless it is 0, 1 or -1 (the two take turns).
+int checked_generation(int64_t generation);
+
 Request qkv_request(const Runtime& runtime, const std::optional<Tensor>& q, const Tensor& k, const Tensor& v,
                     const Split& split, const std::string& tag, const std::string& transfer);
 

@@ -52,6 +52,20 @@ def unlike():
         k = torch.empty(1, 6, 4, 64, device="cuda", dtype=torch.bfloat16)
         fu.all_gather_kv_4d(k, k.to(torch.float16))
 
+def bytes_kept_by_a_call(calls=20_000):
+    def resident():
+        return 4096 * int(open("/proc/self/statm").read().split()[1])
+    def call():
+        for _ in range(calls):
+            try:
+                torch.ops.fast_ulysses.fast_cp_forget.default("a tag that is too long to lie within a string" * 4)
+            except RuntimeError:
+                pass  # there is no runtime; the argument was taken all the same
+    call()
+    before = resident()
+    call()
+    return (resident() - before) / calls
+
 on_cpu = torch.zeros(1, 4, 2, 64, dtype=torch.bfloat16)
 with FakeTensorMode():
     shapes = fake_shapes()
@@ -72,6 +86,7 @@ print(json.dumps({
     "chunks": [[q.start, q.stop, k.start, k.stop] for q, k in fu.chunk_heads(10, 5, (1, 1))],
     "weighted": [[q.start, q.stop, k.start, k.stop] for q, k in fu.chunk_heads(10, 5, (1, 3, 1))],
     "no_ratio": [[q.start, q.stop, k.start, k.stop] for q, k in fu.chunk_heads(7, 5, (1, 3))],
+    "kept": bytes_kept_by_a_call(),
     "library": str(fu.library_path()),
     "version": fu.__version__,
 }))
@@ -148,6 +163,10 @@ def test_only_stable_symbols_are_needed(told: dict[str, Any]) -> None:
     names = [line.split()[-1] for line in subprocess.check_output(command, text=True).splitlines()]
     assert "torch_library_impl" in names
     assert not [n for n in names if n.startswith(("_ZN3c10", "_ZN2at", "_ZNK3c10", "_ZNK2at", "cuda", "nvshmem"))]
+
+
+def test_text_arguments_leave_nothing_behind(told: dict[str, Any]) -> None:
+    assert told["kept"] < 8
 
 
 def test_a_missing_library_is_an_import_error_that_names_the_builder(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def _all_gather_kv(
 
 def _kv_projection_prepare(
     like: Tensor, batch: int, seq_lens: Ints, heads: int, head_dim: int, num_groups: int = 1, text_front: int = 0,
-    text_back: int = 0, tag: str = "",
+    text_back: int = 0, tag: str = "", generation: int = -1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     full = like.new_empty(batch, text_front + sum(seq_lens) + text_back, heads, head_dim)
     return full, torch.empty_like(full)

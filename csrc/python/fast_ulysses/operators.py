@@ -168,16 +168,19 @@ def kv_projection_prepare(
     text_front: int = 0,
     text_back: int = 0,
     tag: str = "kv_projection",
+    generation: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gathered K and V windows, and this rank's rows of them, into which a projection writes in place.
 
     ``like`` gives the dtype. Returns k_full and v_full (B, text_front + S + text_back, Hk, D) and their views k_slot
-    and v_slot (B, S_rank, Hk, D). Valid until the next prepare with this tag.
+    and v_slot (B, S_rank, Hk, D). Valid until the next prepare with this tag. ``generation``: see ``exchange_start``;
+    who names it promises what ``in_turn`` promises there.
     """
+    require_generation(generation)
     rank = rank_and_world()[0]
     if not 1 <= num_groups <= min(heads, 32):
         raise ValueError(f"num_groups must be 1 to {min(heads, 32)} for {heads} heads, not {num_groups}")
-    k, v = _prepare(like, batch, list(seq_lens), heads, head_dim, num_groups, text_front, text_back, tag)
+    k, v = _prepare(like, batch, list(seq_lens), heads, head_dim, num_groups, text_front, text_back, tag, generation)
     first = text_front + sum(seq_lens[:rank])
     return k, v, k.narrow(1, first, seq_lens[rank]), v.narrow(1, first, seq_lens[rank])
 
