@@ -136,6 +136,16 @@ def test_a_root_without_cute_is_a_reason_and_not_a_silent_fallback(site: Path, t
     assert (found.root, found.problem) == (None, f"{ROOT_VARIABLE}={tmp_path} holds no flash_attn/cute")
 
 
+def test_a_root_that_is_not_there_leaves_the_installed_package(site: Path, tmp_path: Path) -> None:
+    nowhere = {ROOT_VARIABLE: str(tmp_path / "nowhere")}  # fast_cp_env.sh names one on every machine
+    gone = f"{ROOT_VARIABLE}={tmp_path}/nowhere is not there"
+    assert look(nowhere).problem == f"flash-attn-4 is not installed, and {gone}"
+    write_site(site)
+    found = look(nowhere)
+    assert (found.problem, found.root, found.tried) == (None, site, TRIED[2])
+    assert found.origin == f"flash-attn-4 4.0.0b29 ({gone})"
+
+
 def test_a_folder_without_history_is_taken_for_the_commit_and_said_to_be(site: Path, tmp_path: Path) -> None:
     write_site(site)
     write_cute(tmp_path / "archive")

@@ -25,7 +25,7 @@ def look_at_cute() -> CuteFacts | Seen[CuteFacts]:
     from chitu_diffusion.parallel.cp.fast.attention import cute, cute_load, cute_source
 
     found = cute_load.source()
-    if found.root is None and not os.environ.get(cute_source.ROOT_VARIABLE):
+    if found.root is None and found.origin == cute_source.PACKAGE:
         kept = cute_load.compiled_folder(os.environ)
         before = f"; it was used before, as {kept} says: a sync without the extra removes it" if kept.is_dir() else ""
         return Seen(absent=f"{found.problem}{before}")

@@ -1,8 +1,8 @@
 """Where CuTe FlashAttention comes from, and whether that combination of versions was tried. It imports none of it.
 
-``FLASH_ATTENTION_ROOT``, where it is set, names a checkout of FlashAttention at ``COMMIT`` and wins over the installed
-package flash-attn-4 (uv extra ``cute``). A folder without git history, such as an unpacked archive, cannot say its
-commit: it is taken for ``COMMIT``, and said to be.
+``FLASH_ATTENTION_ROOT``, where that folder is there, names a checkout of FlashAttention at ``COMMIT`` and wins over the
+installed package flash-attn-4 (uv extra ``cute``); fast_cp_env.sh sets it whether the folder is there or not. A folder
+without git history, such as an unpacked archive, cannot say its commit: it is taken for ``COMMIT``, and said to be.
 """
 
 import importlib.util
@@ -68,7 +68,8 @@ class CuteSource:
 def look(environ: Mapping[str, str]) -> CuteSource:
     """Where CuTe would be imported from, and what stands in the way; takes milliseconds."""
     named = environ.get(ROOT_VARIABLE)
-    found = _checkout(Path(named).expanduser().absolute()) if named else _package()
+    root = Path(named).expanduser().absolute() if named else None
+    found = _checkout(root) if root is not None and root.exists() else _package(root)
     if found.problem is not None:
         return found
     names = (DSL, DSL_LIBRARIES, QUACK)
@@ -122,12 +123,15 @@ def _has(module: str) -> bool:
         return False
 
 
-def _package() -> CuteSource:
+def _package(no_checkout: Path | None) -> CuteSource:
+    """The installed package, also where ``no_checkout``, which was named, is not there."""
+    gone = f"{ROOT_VARIABLE}={no_checkout} is not there" if no_checkout is not None else ""
     try:
         package = distribution(PACKAGE)
     except PackageNotFoundError:
-        return CuteSource(PACKAGE, problem=f"{PACKAGE} is not installed")
-    return CuteSource(f"{PACKAGE} {package.version}", Path(str(package.locate_file(""))), package.version)
+        return CuteSource(PACKAGE, problem=f"{PACKAGE} is not installed{gone and f', and {gone}'}")
+    origin = f"{PACKAGE} {package.version}{gone and f' ({gone})'}"
+    return CuteSource(origin, Path(str(package.locate_file(""))), package.version)
 
 
 def _checkout(root: Path) -> CuteSource:
