@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ class Cuda:
     """What happened, the transport that it happened to, and where the next output will lie."""
 
     log: list[str] = field(default_factory=list)
-    turn: int = 0
+    turns_now: dict[str, int] = field(default_factory=lambda: {"in": 0})
     rank: int = 0
     version: int = 1
     capturing: bool = False  # by this module
@@ -39,23 +40,25 @@ class Cuda:
             raise RuntimeError(self.broken)
         return self.version
 
-    def managed_capture(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @property
+    def fast(self) -> Any:
+        return SimpleNamespace(turns=self.turns_now, device=torch.device("cpu"))
+
+    def managed_capture(self) -> AbstractContextManager[set[str]]:
+        return nullcontext({"in"})
 
     def turns(self, layout: Layout) -> tuple[int, ...]:
-        return (self.turn,)
+        return (self.turns_now["in"],)
 
-    def advance(self, layout: Layout) -> None:
-        self.turn = 1 - self.turn
-
-    def abandon(self, layout: Layout, turns: tuple[int, ...]) -> None:
+    def abandon(self, tags: set[str], turns: dict[str, int]) -> None:
         self.log.append("abandoned")
-        (self.turn,) = turns
+        assert set(turns) == tags == {"in"}
+        self.turns_now.update(turns)
 
     def perform(
         self, transport: Any, layout: Layout, plan: Any, given: Inputs, *, home: Any, **options: Any
     ) -> Outputs:
-        self.advance(layout)
+        self.turns_now["in"] = 1 - self.turns_now["in"]
         if self.capturing and self.capture_fails:
             raise RuntimeError("this kernel cannot be captured")
         self.log.append("captured" if self.capturing else "eager")
@@ -136,7 +139,7 @@ def test_a_call_runs_eagerly_then_is_captured_then_replayed_in_each_turn(cuda: C
     warm(cuda, graphs, given)
     turns = []
     for _ in range(4):
-        turns.append(cuda.turn)
+        turns.append(cuda.turns_now["in"])
         out, text = make(graphs, given)
         assert out is cuda.places[0]
         assert text is None
@@ -153,7 +156,7 @@ def test_other_addresses_are_another_call(cuda: Cuda) -> None:
     make(graphs, given)
     assert cuda.took() == ["eager"] * 3
     cuda.place = 0
-    cuda.turn = 0
+    cuda.turns_now["in"] = 0
     make(graphs, given)
     assert cuda.took() == ["replayed"]
 
@@ -178,7 +181,7 @@ def test_what_cannot_be_captured_runs_eagerly_from_then_on_with_one_note(
     graphs, given = graphs_of(cuda), inputs()
     cuda.capture_fails = True
     for step in range(6):
-        assert cuda.turn == step % 2
+        assert cuda.turns_now["in"] == step % 2
         make(graphs, given)
     assert cuda.took() == ["eager", "eager", "abandoned", *["eager"] * 4]
     assert not cuda.capturing

@@ -9,24 +9,18 @@ decide this on their own: a replay does to its peers what the eager call does.
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from chitu_diffusion.parallel.cp.call import Call, Outputs, perform
 from chitu_diffusion.parallel.cp.fast.transport import FastTransport
+from chitu_diffusion.parallel.cp.recorder import GraphRecorder, NotRecordedError, Recording
 from chitu_diffusion.parallel.cp.transport import Inputs, Text
 
 MOST_INPUTS = 512  # sets of input addresses: the layers of a model, times the branches of guidance
 MOST_PLACES = 8  # of one set: two turns of the windows, and a few places for the output
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    layout_version: int  # of the windows whose addresses it holds
 
 
 # the turns of the windows, and the address of the output
@@ -40,7 +34,7 @@ class _Entry:
     call: Call
     home_shape: tuple[int, int, int, int]
     seen: set[_Place] = field(default_factory=set)
-    graphs: dict[_Place, _Captured] = field(default_factory=dict)
+    graphs: dict[_Place, Recording] = field(default_factory=dict)
 
 
 def input_key(
@@ -69,8 +63,7 @@ class CallGraphs:
     def __init__(self, transport: FastTransport) -> None:
         self._transport = transport
         self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
+        self._recorder = GraphRecorder(transport)
         self._failure: str | None = None
 
     def replay(self, key: tuple[object, ...], q: torch.Tensor) -> Outputs | None:
@@ -81,11 +74,9 @@ class CallGraphs:
         transport = self._transport
         home = torch.empty(entry.home_shape, dtype=q.dtype, device=q.device)
         captured = entry.graphs.get((transport.turns(entry.call.layout), home.data_ptr()))
-        if captured is None or captured.layout_version != transport.check():
+        if captured is None or not captured.replay():
             return None
-        transport.advance(entry.call.layout)
         self._entries.move_to_end(key)
-        captured.graph.replay()
         return split_home(entry.call, home, transport.rank)
 
     def run(self, key: tuple[object, ...], call: Call, inputs: Inputs, key_mask: torch.Tensor | None) -> Outputs:
@@ -95,12 +86,10 @@ class CallGraphs:
         entry = self._entry(key, call, (q.shape[0], rows, layout.num_heads, q.shape[3]))
         home = torch.empty(entry.home_shape, dtype=q.dtype, device=q.device)
         place = transport.turns(layout), home.data_ptr()
-        version = transport.check()
         if place in entry.seen and self._failure is None:
-            graph = self._capture(call, inputs, key_mask, home)
-            if graph is not None:
-                entry.graphs[place] = _Captured(graph, version)
-                graph.replay()
+            captured = self._capture(call, inputs, key_mask, home)
+            if captured is not None and captured.replay():
+                entry.graphs[place] = captured
                 return split_home(call, home, transport.rank)
         entry.seen.add(place)
         return perform(transport, layout, call.plan, inputs, scale=call.scale, key_mask=key_mask, home=home)
@@ -123,31 +112,17 @@ class CallGraphs:
 
     def _capture(
         self, call: Call, inputs: Inputs, key_mask: torch.Tensor | None, home: torch.Tensor
-    ) -> torch.cuda.CUDAGraph | None:
+    ) -> Recording | None:
         """The call as a graph that has not run yet; None, with one note, where it cannot be captured."""
-        turns = self._transport.turns(call.layout)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(home.device)  # type: ignore[no-untyped-call]
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream(home.device))
+        transport, layout, plan = self._transport, call.layout, call.plan
         try:
-            # not torch.cuda.graph: that empties the caching allocator, and with it the addresses that come again
-            with torch.cuda.stream(self._stream), self._transport.managed_capture():
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    perform(
-                        self._transport, call.layout, call.plan, inputs,
-                        scale=call.scale, key_mask=key_mask, home=home,
-                    )  # fmt: skip
-                finally:
-                    graph.capture_end()
-        except Exception as error:
+            return self._recorder.record(
+                lambda: perform(transport, layout, plan, inputs, scale=call.scale, key_mask=key_mask, home=home)
+            )
+        except NotRecordedError as error:
             self._failure = str(error)
-            self._transport.abandon(call.layout, turns)
             _log.warning("calls are not captured as CUDA graphs any more and run eagerly: %s", self._failure)
             return None
-        return graph
 
 
 def split_home(call: Call, home: torch.Tensor, rank: int) -> Outputs:

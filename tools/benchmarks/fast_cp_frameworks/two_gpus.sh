@@ -68,7 +68,7 @@ program() { # NAME SECONDS FILE OPTIONS...: a program of tests/multigpu on two r
 all=single,nccl_agkv,nccl_ulysses,fast_agkv,fast_ulysses
 program probe 60 extension_probe.py
 program calls 110 fast_attention.py --cases 170 --exact 150
-part faults 60 python3 tests/multigpu/extension_faults.py --output "$out/faults.json"
+part faults 100 python3 tests/multigpu/extension_faults.py --output "$out/faults.json"
 program endurance 60 extension_endurance.py --steps neighbours calls --budget 40
 program resolutions 300 extension_endurance.py --steps resolutions
 part tests 120 python3 -m pytest -o addopts="" -p no:cacheprovider -q -m "gpu or multigpu" tests

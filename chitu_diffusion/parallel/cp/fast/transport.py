@@ -7,7 +7,7 @@ whether they replay. Calls that a user captures have tags of their own: their re
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -38,7 +38,7 @@ class FastTransport:
         self._way_in: tuple[tuple[torch.Tensor, ...], str] | None = None
         self._way_back: WayBack | None = None
         self._token: torch.Tensor | None = None
-        self._managing = False
+        self._in_capture: set[str] | None = None
 
     def send(
         self, layout: Layout, inputs: Inputs, schedule: Schedule = ONE_SHOT, transfer: str | None = None
@@ -53,7 +53,7 @@ class FastTransport:
         split = self._split(layout, schedule.groups)
         q, k, v = dense(inputs.q) if layout.degree > 1 else None, dense(inputs.k), dense(inputs.v)
         placed = 0 if schedule.local_first else -1
-        use, *back = self._uses(layout)
+        use, *back = [self.use_of(tag) for tag in _tags(layout)]
         windows = self._ops.exchange_start(q, k, v, split, transfer=transfer, own_chunks=placed, **vars(use))
         self._way_in = windows, use.tag
         self._place_text(layout, inputs, *windows)
@@ -102,44 +102,44 @@ class FastTransport:
         return self.fast.check()
 
     @contextmanager
-    def managed_capture(self) -> Iterator[None]:
-        """While it lasts, a CUDA graph may be captured that does not hold its windows in their places for ever."""
-        self._managing = True
+    def managed_capture(self) -> Iterator[set[str]]:
+        """While it lasts, a CUDA graph may be captured that does not hold its windows in their places for ever.
+
+        Yields the tags of the windows that it comes to use.
+        """
+        self._in_capture = set()
         try:
             with self._ops.managed_capture():
-                yield
+                yield self._in_capture
         finally:
-            self._managing = False
+            self._in_capture = None
 
     def turns(self, layout: Layout) -> tuple[int, ...]:
         """The generations of the windows that the next call of ``layout`` uses, in and back."""
         return tuple(self.fast.turns.get(tag, 0) for tag in _tags(layout))
 
-    def advance(self, layout: Layout) -> None:
-        """A call of ``layout`` has been made in another way than by ``send``: its graph was replayed."""
-        for tag in _tags(layout):
-            self.fast.turns[tag] = 1 - self.fast.turns.get(tag, 0)
+    def use_of(self, tag: str) -> Use:
+        """The windows of the next use of ``tag``; the one after it takes the others."""
+        if self._in_capture is not None:
+            self._in_capture.add(tag)
+        elif torch.cuda.is_current_stream_capturing():
+            return Use(f"{tag} captured", -1, False)
+        turn = self.fast.turns.get(tag, 0)
+        self.fast.turns[tag] = 1 - turn
+        return Use(tag, turn, True)
 
-    def abandon(self, layout: Layout, turns: tuple[int, ...]) -> None:
-        """Forget a call whose capture failed: nothing of it has run. ``turns`` are those when it began."""
+    def abandon(self, tags: Iterable[str], turns: Mapping[str, int]) -> None:
+        """Forget uses of ``tags`` whose capture failed: nothing of them has run. ``turns`` are those before it."""
         self._way_in = self._way_back = None
-        for tag, turn in zip(_tags(layout), turns, strict=True):
+        for tag in tags:
             self._ops.forget(tag)
-            self.fast.turns[tag] = turn
+        self.fast.turns.update(turns)
 
     def meet(self) -> None:
         """The current stream goes on when every rank's has come as far."""
         if self._token is None:
             self._token = torch.zeros(1, 1, 1, 8, device=self.fast.device, dtype=torch.bfloat16)
         self._ops.all_gather_kv_4d(self._token, self._token, tag="meet")
-
-    def _uses(self, layout: Layout) -> list["Use"]:
-        """The windows of this call, in and back; the next call takes the others."""
-        if torch.cuda.is_current_stream_capturing() and not self._managing:
-            return [Use(f"{tag} captured", -1, False) for tag in _tags(layout)]
-        uses = [Use(tag, turn, True) for tag, turn in zip(_tags(layout), self.turns(layout), strict=True)]
-        self.advance(layout)
-        return uses
 
     def _stay(self, layout: Layout, inputs: Inputs) -> Arrived:
         """One rank, or keys that every rank holds: nothing travels."""

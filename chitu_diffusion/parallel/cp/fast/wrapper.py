@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -15,17 +16,21 @@ from chitu_diffusion.parallel.cp.config import Choice, CPConfig, Rejected
 from chitu_diffusion.parallel.cp.control import ControlChannel
 from chitu_diffusion.parallel.cp.errors import ConfigError, DisagreementError, UnavailableError
 from chitu_diffusion.parallel.cp.fast import extension, profiles
+from chitu_diffusion.parallel.cp.fast.adapters.base import Adapter
+from chitu_diffusion.parallel.cp.fast.adapters.block_graphs import BlockGraphs
 from chitu_diffusion.parallel.cp.fast.adapters.overlapped import OverlappedPath
 from chitu_diffusion.parallel.cp.fast.adapters.paths import Path, Paths, SessionPath
+from chitu_diffusion.parallel.cp.fast.adapters.slots import InTurn
 from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
 from chitu_diffusion.parallel.cp.fast.profiles import Profile
 from chitu_diffusion.parallel.cp.fast.runtime import DEFAULT_POOL_BYTES, init_fast_cp
 from chitu_diffusion.parallel.cp.fast.transport import FastTransport
 from chitu_diffusion.parallel.cp.plan_cache import PlanCache, default_folder
+from chitu_diffusion.parallel.cp.recorder import GraphRecorder
 from chitu_diffusion.parallel.cp.session import CPSession
 
 TRANSFORMERS = ("transformer", "transformer_2")  # what pipelines call them; Wan 2.2 has two
-PREPARE_CALLS = 2  # the first one plans and compiles, the second one runs as all later ones do
+PREPARE_CALLS = 3  # the first one plans and compiles, the second one is timed, the third one captures CUDA graphs
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +43,12 @@ class FastCPHandle:
     ``region_choices`` how the overlapped ones run, and ``session.calls`` how the others do.
     """
 
-    def __init__(self, target: object, backend: "_Backend", paths: Paths, ends: ExitStack) -> None:
+    def __init__(
+        self, target: object, backend: "_Backend", paths: Paths, adapters: Sequence[Adapter], ends: ExitStack
+    ) -> None:
         self.choice, self.session, self.profile = backend.choice, backend.session, backend.profile
         self._target, self._backend, self._paths, self._ends = target, backend, paths, ends
+        self._adapters = tuple(adapters)
         self._control = ControlChannel(self.session.group, self.session.config.timeout_s)
 
     @property
@@ -52,6 +60,14 @@ class FastCPHandle:
     def region_choices(self) -> dict[str, Choice]:
         """By shape: the plan of the overlapped region, why, and the others that were measured."""
         return {shape: choice for path in self.overlapped for shape, choice in path.choices.items()}
+
+    @property
+    def block_graphs(self) -> tuple[str, ...]:
+        """For each kind of inputs that the blocks were called with, the latest last: ``graphs`` where they run as CUDA
+        graphs, else why they do not.
+        """
+        told = [adapter.graphs.told for adapter in self._adapters if adapter.graphs is not None]
+        return tuple(state for states in told for state in states)
 
     @property
     def overlapped(self) -> tuple[OverlappedPath, ...]:
@@ -128,12 +144,28 @@ def enable_fast_cp(
     with ExitStack() as ends:
         opened = _open(config, cp_group, strict, pool_bytes, ends)
         paths = Paths(opened.paths, strict=strict, quiet=opened.session.rank != 0)
+        adapters: list[Adapter] = []
         for model, adapter_of in zip(models, classes, strict=True):
             adapter = adapter_of(model, opened.session, paths)
+            adapter.graphs = _graphs_of(adapter, paths)
+            adapters.append(adapter)
             ends.callback(adapter.detach)
             adapter.attach()
         ends = ends.pop_all()
-    return FastCPHandle(pipeline_or_transformer, opened, paths, ends)
+    return FastCPHandle(pipeline_or_transformer, opened, paths, adapters, ends)
+
+
+def _graphs_of(adapter: Adapter, paths: Paths) -> BlockGraphs | None:
+    """What may run an adapter's blocks as CUDA graphs; None where torch.distributed carries them."""
+    transport = adapter.session.transport
+    if not isinstance(transport, FastTransport):
+        return None
+
+    def unfit() -> str | None:
+        used = {choice.used for choice in paths.choices} - {OverlappedPath.name, FastTransport.name}
+        return f"blocks run over {', '.join(sorted(used))}" if used else None
+
+    return BlockGraphs(list(getattr(adapter.model, adapter.blocks)), GraphRecorder(transport), unfit)
 
 
 def args_shape(value: Any) -> Any:
@@ -209,7 +241,8 @@ def _open_fast(config: CPConfig, origin: CPSession, pool_bytes: int, ends: ExitS
         session = own.enter_context(CPSession(config, origin.group, origin.device, fast))
         assert isinstance(session.transport, FastTransport)
         cache = PlanCache(default_folder(os.environ))
-        overlapped = OverlappedPath(session, extension.load(), session.transport.meet, pool_bytes, cache)
+        slots = InTurn(extension.load(), session.transport.use_of)
+        overlapped = OverlappedPath(session, slots, session.transport.meet, pool_bytes, cache)
         ends.push(own.pop_all())
     return _Backend(session.choice, session, (overlapped, SessionPath(session), SessionPath(origin)), found)
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from chitu_diffusion.parallel.cp.errors import ConfigError
+from chitu_diffusion.parallel.cp.fast.adapters.block_graphs import BlockGraphs
 from chitu_diffusion.parallel.cp.fast.adapters.paths import SessionPath
 from chitu_diffusion.parallel.cp.fast.adapters.region import Region, RegionCall, Stream
 from chitu_diffusion.parallel.cp.fast.adapters.shares import gather, require_same_tokens, share_of
@@ -70,6 +71,7 @@ class Adapter(ABC):
     def __init__(self, model: nn.Module, session: CPSession, region: Region | None = None) -> None:
         self.model, self.session = model, session
         self.region: Region = region if region is not None else SessionPath(session).run
+        self.graphs: BlockGraphs | None = None  # what may run the blocks; set before ``attach``
         self._undo = ExitStack()
         self._now: Forward | None = None
         self._compared = False
@@ -123,6 +125,8 @@ class Adapter(ABC):
             self._undo.callback(attention.set_processor, attention.processor)
             attention.set_processor(self.processor())
             self._before(block, self._current_inputs)
+        if self.graphs is not None:
+            self._by_graphs(self.graphs, blocks)
         for layer in self.last_layers():
             self._before(layer, self._current_inputs)
             self._undo.callback(layer.register_forward_hook(self._finish).remove)
@@ -142,8 +146,17 @@ class Adapter(ABC):
         """The rows of this rank, of whatever has one per token along ``dim``."""
         return share_of(value, dim, self.session)
 
+    def _by_graphs(self, graphs: BlockGraphs, blocks: list[nn.Module]) -> None:
+        """Let ``graphs`` run the blocks, behind their hooks."""
+        for index, block in enumerate(blocks):
+            block.forward = graphs.wrapped(index)
+            self._undo.callback(vars(block).pop, "forward")
+        self._undo.callback(graphs.close)
+
     def _begin(self, given: Inputs) -> Inputs:
         tokens: torch.Tensor = given[self.tokens]
+        if self.graphs is not None:
+            self.graphs.begin()
         if not self._compared:
             require_same_tokens(tokens, self.session)
             self._compared = True
@@ -156,6 +169,8 @@ class Adapter(ABC):
 
     def _finish(self, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         assert self._now is not None
+        if self.graphs is not None:
+            self.graphs.end()
         whole = gather(output, self._now.seq_len, self.session)
         self._now = None
         return whole

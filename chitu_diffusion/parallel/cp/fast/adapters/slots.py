@@ -1,10 +1,11 @@
 """K and V where all ranks' rows meet: windows of symmetric memory, and this rank's slots in them."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
+from chitu_diffusion.parallel.cp.fast.way_back import Use
 from chitu_diffusion.parallel.cp.layout import Layout
 
 TAG = "kv_projection"
@@ -12,7 +13,7 @@ Windows = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class SlotOperators(Protocol):
-    """What the region needs of the extension; its package ``fast_ulysses`` has these functions."""
+    """What the region needs of the extension."""
 
     def kv_projection_prepare(
         self,
@@ -33,6 +34,54 @@ class SlotOperators(Protocol):
 
     def projection_sync(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
         """Let the current stream wait until one group has come from every other rank."""
+
+
+class InTurn:
+    """``SlotOperators`` of the extension, in those windows of a tag whose turn it is, as ``use_of`` names them.
+
+    The extension's own turns do not count what a CUDA graph replays.
+    """
+
+    def __init__(self, extension: Any, use_of: Callable[[str], Use]) -> None:
+        self._extension, self._use_of = extension, use_of
+        self._use: Use | None = None
+
+    def kv_projection_prepare(
+        self,
+        like: torch.Tensor,
+        batch: int,
+        seq_lens: Sequence[int],
+        heads: int,
+        head_dim: int,
+        *,
+        num_groups: int,
+        text_front: int,
+        tag: str,
+    ) -> Windows:
+        """See ``SlotOperators``."""
+        self._use = use = self._use_of(tag)
+        windows: Windows = self._extension.kv_projection_prepare(
+            like,
+            batch,
+            seq_lens,
+            heads,
+            head_dim,
+            num_groups=num_groups,
+            text_front=text_front,
+            tag=use.tag,
+            generation=use.generation,
+        )
+        return windows
+
+    def kv_projection_send_ce_group(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
+        """See ``SlotOperators``."""
+        assert self._use is not None
+        self._extension.kv_projection_send_ce_group(k, v, group, tag=self._use.tag)
+
+    def projection_sync(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
+        """See ``SlotOperators``."""
+        assert self._use is not None
+        self._extension.projection_sync(k, v, group, tag=self._use.tag)
 
 
 class Slots:

@@ -136,12 +136,14 @@ class RowRun:
         errors = self._errors(seen, handle.session)
         del seen
         times = self._timed(together=True)
-        ranks = self.place.control.gather((times, errors), TIMEOUT_S)
+        again = relative(models.output(self.model, self.inputs), self.wanted.output)  # as blocks run without hooks
+        ranks = self.place.control.gather((times, (errors[0], max(errors[1], again))), TIMEOUT_S)
         worst = [max(rank_errors[i] for _, rank_errors in ranks) for i in range(2)]
         choice = {
             "choice": asdict(handle.choice),
             "blocks": [asdict(choice) for choice in handle.block_choices],
             "regions": {shape: asdict(choice) for shape, choice in handle.region_choices.items()},
+            "block_graphs": list(handle.block_graphs),
             "calls": {str(name): call.plan.name for name, call in handle.session.calls.items()},
             "profile": str(handle.profile) if handle.profile else None,
         }
@@ -159,17 +161,25 @@ class RowRun:
         return max(self.place.control.gather(times, TIMEOUT_S), key=lambda rank: rank.region_ms)
 
     def _timed(self, *, together: bool) -> Times:
-        watch = Watch(self.model, self.adapter_of, self.place.device)
-        try:
+        with self._watch(regions=True) as watch:
             self._call(WARM_CALLS, together)
-            watch.forget()
-            self._call(self.calls, together)
-            times = watch.times()
-            if self.place.device.type == "cpu" or self.row.tokens > LONG_TOKENS:
-                return times
-            watch.forget()
-            self._call(self.calls, together, head_start=True)
-            return replace(times, queued_ms=watch.times().region_ms)
+            region_ms, queued_ms = self._median(watch, together), None
+            if self.place.device.type != "cpu" and self.row.tokens <= LONG_TOKENS:
+                queued_ms = self._median(watch, together, head_start=True)
+        with self._watch(regions=False) as watch:
+            self._call(WARM_CALLS, together)
+            return Times(region_ms, self._median(watch, together), queued_ms)
+
+    def _median(self, watch: Watch, together: bool, *, head_start: bool = False) -> float:
+        watch.forget()
+        self._call(self.calls, together, head_start=head_start)
+        return watch.median_ms()
+
+    @contextmanager
+    def _watch(self, *, regions: bool) -> Iterator[Watch]:
+        watch = Watch(self.model, self.adapter_of, self.place.device, regions=regions)
+        try:
+            yield watch
         finally:
             watch.close()
 
@@ -182,12 +192,9 @@ class RowRun:
             models.output(self.model, self.inputs)
 
     def _look(self) -> Seen:
-        watch = Watch(self.model, self.adapter_of, self.place.device)
-        watch.keep = True
-        try:
+        with self._watch(regions=True) as watch:
+            watch.keep = True
             made = models.output(self.model, self.inputs)
-        finally:
-            watch.close()
         assert watch.first is not None
         return Seen(made, watch.first)
 

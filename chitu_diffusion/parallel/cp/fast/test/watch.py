@@ -26,22 +26,23 @@ class Times:
 
 
 class Watch:
-    """On one model, until ``close``. Hooks cost the host some microseconds and the device nothing."""
+    """On the blocks of one model, or with ``regions`` on their attention, until ``close``.
 
-    def __init__(self, model: nn.Module, adapter_of: type[Adapter], device: torch.device) -> None:
+    Hooks cost the host some microseconds and the device nothing; but blocks whose attention has hooks are not replayed
+    as CUDA graphs.
+    """
+
+    def __init__(self, model: nn.Module, adapter_of: type[Adapter], device: torch.device, *, regions: bool) -> None:
         self._device = device
-        self._stamps: dict[str, list[tuple[Stamp, Stamp]]] = {"region": [], "block": []}
-        self._begun: dict[str, Stamp] = {}
+        self._stamps: list[tuple[Stamp, Stamp]] = []
+        self._begun: Stamp | None = None
         self.first: tuple[torch.Tensor, ...] | None = None  # of the first block's attention, with ``keep``
         self.keep = False
         blocks = list(getattr(model, adapter_of.blocks))
-        self._handles = []
-        for block in blocks:
-            attention = getattr(block, adapter_of.attention)
-            for name, module in (("block", block), ("region", attention)):
-                self._handles += self._watch(name, module)
-        first = getattr(blocks[0], adapter_of.attention)
-        self._handles.append(first.register_forward_hook(self._take))
+        watched = [getattr(block, adapter_of.attention) if regions else block for block in blocks]
+        self._handles = [handle for module in watched for handle in self._watch(module)]
+        if regions:
+            self._handles.append(watched[0].register_forward_hook(self._take))
 
     def close(self) -> None:
         """Take the hooks away."""
@@ -50,24 +51,21 @@ class Watch:
 
     def forget(self) -> None:
         """What was timed so far does not count."""
-        for stamps in self._stamps.values():
-            stamps.clear()
+        self._stamps.clear()
 
-    def times(self) -> Times:
+    def median_ms(self) -> float:
         """Of everything since ``forget``; waits for the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        region, block = (
-            statistics.median(_elapsed(*pair) for pair in self._stamps[name]) for name in ("region", "block")
-        )
-        return Times(region, block)
+        return statistics.median(_elapsed(*pair) for pair in self._stamps)
 
-    def _watch(self, name: str, module: nn.Module) -> list[Any]:
+    def _watch(self, module: nn.Module) -> list[Any]:
         def begin(*_: Any) -> None:
-            self._begun[name] = self._stamp()
+            self._begun = self._stamp()
 
         def end(*_: Any) -> None:
-            self._stamps[name].append((self._begun.pop(name), self._stamp()))
+            assert self._begun is not None
+            self._stamps.append((self._begun, self._stamp()))
 
         return [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
 

@@ -1,0 +1,57 @@
+"""A recorder of work without a GPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from chitu_diffusion.parallel.cp.recorder import NotRecordedError
+
+
+@dataclass
+class Recorded:
+    recorder: "FakeRecorder"
+    work: Callable[[], object]
+    version: int
+    turn: int
+
+    def replay(self) -> bool:
+        if (self.version, self.turn) != (self.recorder.now, self.recorder.turn):
+            return False
+        self.recorder.log.append("replay")
+        self.recorder.turn = (self.turn + 1) % self.recorder.turns
+        self.work()
+        return True
+
+
+@dataclass
+class FakeRecorder:
+    """Replays by doing the work again, on the memory that it was recorded with. ``turns`` are those of one window."""
+
+    log: list[str] = field(default_factory=list)
+    now: int = 1
+    turn: int = 0
+    turns: int = 1
+    forward_ms: float = 0.0
+    fails: bool = False
+    in_use: str | None = None
+
+    def busy(self) -> str | None:
+        return self.in_use
+
+    def version(self) -> int:
+        return self.now
+
+    def record(self, work: Callable[[], object]) -> Recorded:
+        if self.fails:
+            raise NotRecordedError("a copy from the host")
+        self.log.append("record")
+        return Recorded(self, work, self.now, self.turn)
+
+    def stamp(self) -> float:
+        return 0.0
+
+    def elapsed_ms(self, begin: float, end: float) -> float:
+        return self.forward_ms
+
+    def took(self) -> list[str]:
+        taken, self.log = self.log, []
+        return taken
