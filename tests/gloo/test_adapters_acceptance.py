@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig
 from chitu_diffusion.parallel.cp.control import ControlChannel
-from chitu_diffusion.parallel.cp.fast import wrapper
+from chitu_diffusion.parallel.cp.fast import backend
 from chitu_diffusion.parallel.cp.fast.adapters.overlapped import OverlappedPath
 from chitu_diffusion.parallel.cp.fast.adapters.paths import SessionPath
 from chitu_diffusion.parallel.cp.fast.test import case as cases
@@ -51,12 +51,12 @@ def make_groups_alone(worker: Worker) -> None:
 def over_fake(ops: type[FakeSlots]) -> AbstractContextManager[Any]:
     """``fast`` over windows that are not symmetric memory."""
 
-    def open_fast(config: CPConfig, origin: CPSession, pool_bytes: int, ends: Any) -> wrapper._Backend:
+    def open_fast(config: CPConfig, origin: CPSession, pool_bytes: int, ends: Any) -> backend.Backend:
         fake = ops(origin.group)
         path = OverlappedPath(origin, fake, fake.meet, pool_bytes, kept_nowhere())
-        return wrapper._Backend(Choice("fast", "fast", "asked for"), origin, (path, SessionPath(origin)))
+        return backend.Backend(Choice("fast", "fast", "asked for"), origin, (path, SessionPath(origin)))
 
-    return mock.patch.object(wrapper, "_open_fast", open_fast)
+    return mock.patch.object(backend, "_open_fast", open_fast)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig
 from chitu_diffusion.parallel.cp.errors import DisagreementError
-from chitu_diffusion.parallel.cp.fast import wrapper
+from chitu_diffusion.parallel.cp.fast import backend, wrapper
 from chitu_diffusion.parallel.cp.fast.adapters.paths import Paths, SessionPath
 from chitu_diffusion.parallel.cp.fast.adapters.region import RegionCall
 from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
@@ -68,7 +68,7 @@ UNKNOWN = "the GPU is NVIDIA B200 (SM100), which has no hardware profile"
 
 def unknown_hardware_on_rank_1(worker: Worker) -> Any:
     """What a rank finds when it looks at its GPU."""
-    return mock.patch.object(wrapper, "_look", return_value=UNKNOWN if worker.rank == 1 else PROFILES[2])
+    return mock.patch.object(backend, "_look", return_value=UNKNOWN if worker.rank == 1 else PROFILES[2])
 
 
 def on_unknown_hardware(worker: Worker) -> tuple[float, Choice]:

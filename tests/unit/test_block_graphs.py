@@ -123,7 +123,7 @@ def test_long_blocks_stay_eager() -> None:
     model = Model(FakeRecorder(forward_ms=3 * (block_graphs.LONGEST_BLOCK_MS + 1)))
     assert all(model.run(seed) for seed in range(4))
     assert model.recorder.took() == []
-    assert model.graphs.told == ("a block takes 6.0 ms, which hides its launch",)
+    assert model.graphs.told == ("a block takes 9.0 ms, which hides its launch",)
 
 
 def test_blocks_that_run_over_something_else_stay_eager() -> None:

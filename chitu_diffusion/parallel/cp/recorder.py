@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 
@@ -40,7 +41,7 @@ class Recorder(Protocol):
         """Milliseconds between two stamps. The host waits for the second."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Graph:
     graph: torch.cuda.CUDAGraph
     transport: FastTransport
@@ -64,6 +65,7 @@ class GraphRecorder:
         self._transport = transport
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
+        self._alive: WeakSet[_Graph] = WeakSet()
 
     def busy(self) -> str | None:
         """See ``Recorder``."""
@@ -86,6 +88,7 @@ class GraphRecorder:
         known = dict(turns)
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if not self._alive:  # torch gives a pool up with the last of its graphs, and takes no more for it
             self._pool = torch.cuda.graph_pool_handle()
         graph, tags = torch.cuda.CUDAGraph(), set[str]()
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -102,7 +105,9 @@ class GraphRecorder:
             raise NotRecordedError(str(error)) from error
         before, after = ({tag: from_.get(tag, 0) for tag in tags} for from_ in (known, turns))
         turns.update(before)  # nothing has run yet
-        return _Graph(graph, transport, version, before, after)
+        made = _Graph(graph, transport, version, before, after)
+        self._alive.add(made)
+        return made
 
     def stamp(self) -> torch.cuda.Event:
         """See ``Recorder``."""

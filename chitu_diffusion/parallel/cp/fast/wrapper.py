@@ -1,10 +1,7 @@
 """Context parallelism for a diffusers script in three lines: ``with enable_fast_cp(pipeline): pipeline(...)``."""
 
-import logging
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -12,27 +9,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from chitu_diffusion.parallel.cp.config import Choice, CPConfig, Rejected
+from chitu_diffusion.parallel.cp.config import Choice, CPConfig
 from chitu_diffusion.parallel.cp.control import ControlChannel
-from chitu_diffusion.parallel.cp.errors import ConfigError, DisagreementError, UnavailableError
-from chitu_diffusion.parallel.cp.fast import extension, profiles
+from chitu_diffusion.parallel.cp.errors import ConfigError, DisagreementError
 from chitu_diffusion.parallel.cp.fast.adapters.base import Adapter
 from chitu_diffusion.parallel.cp.fast.adapters.block_graphs import BlockGraphs
 from chitu_diffusion.parallel.cp.fast.adapters.overlapped import OverlappedPath
-from chitu_diffusion.parallel.cp.fast.adapters.paths import Path, Paths, SessionPath
-from chitu_diffusion.parallel.cp.fast.adapters.slots import InTurn
+from chitu_diffusion.parallel.cp.fast.adapters.paths import Paths
 from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
-from chitu_diffusion.parallel.cp.fast.profiles import Profile
-from chitu_diffusion.parallel.cp.fast.runtime import DEFAULT_POOL_BYTES, init_fast_cp
+from chitu_diffusion.parallel.cp.fast.backend import Backend, open_backend
+from chitu_diffusion.parallel.cp.fast.runtime import DEFAULT_POOL_BYTES
 from chitu_diffusion.parallel.cp.fast.transport import FastTransport
-from chitu_diffusion.parallel.cp.plan_cache import PlanCache, default_folder
 from chitu_diffusion.parallel.cp.recorder import GraphRecorder
-from chitu_diffusion.parallel.cp.session import CPSession
 
 TRANSFORMERS = ("transformer", "transformer_2")  # what pipelines call them; Wan 2.2 has two
 PREPARE_CALLS = 3  # the first one plans and compiles, the second one is timed, the third one captures CUDA graphs
-
-logger = logging.getLogger(__name__)
 
 
 class FastCPHandle:
@@ -44,7 +35,7 @@ class FastCPHandle:
     """
 
     def __init__(
-        self, target: object, backend: "_Backend", paths: Paths, adapters: Sequence[Adapter], ends: ExitStack
+        self, target: object, backend: Backend, paths: Paths, adapters: Sequence[Adapter], ends: ExitStack
     ) -> None:
         self.choice, self.session, self.profile = backend.choice, backend.session, backend.profile
         self._target, self._backend, self._paths, self._ends = target, backend, paths, ends
@@ -142,7 +133,7 @@ def enable_fast_cp(
     for model, adapter_of in zip(models, classes, strict=True):
         adapter_of.check(model)
     with ExitStack() as ends:
-        opened = _open(config, cp_group, strict, pool_bytes, ends)
+        opened = open_backend(config, cp_group, strict, pool_bytes, ends)
         paths = Paths(opened.paths, strict=strict, quiet=opened.session.rank != 0)
         adapters: list[Adapter] = []
         for model, adapter_of in zip(models, classes, strict=True):
@@ -179,20 +170,6 @@ def args_shape(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else type(value).__name__
 
 
-@dataclass(frozen=True)
-class _Backend:
-    """What carries the blocks: the session, the paths from the preferred to the last resort, and why."""
-
-    choice: Choice
-    session: CPSession
-    paths: tuple[Path, ...]
-    profile: Profile | None = None
-
-    @property
-    def overlapped(self) -> tuple[OverlappedPath, ...]:
-        return tuple(path for path in self.paths if isinstance(path, OverlappedPath))
-
-
 def _transformers_of(target: object) -> list[nn.Module]:
     if isinstance(target, nn.Module):
         return [target]
@@ -204,50 +181,3 @@ def _transformers_of(target: object) -> list[nn.Module]:
             f"has no {' or '.join(TRANSFORMERS)}"
         )
     return models
-
-
-def _open(
-    config: CPConfig, group: dist.ProcessGroup | None, strict: bool, pool_bytes: int, ends: ExitStack
-) -> _Backend:
-    """What was asked for; behind fast, torch.distributed for what it cannot serve, and instead of it where it is not
-    there.
-    """
-    method = "agkv" if config.method == "auto" else config.method  # auto is measured, and only under fast
-    origin = ends.enter_context(CPSession(replace(config, method=method, backend="nccl"), group))
-    if config.backend != "fast":
-        return _Backend(origin.choice, origin, (SessionPath(origin),))
-    try:
-        return _open_fast(config, origin, pool_bytes, ends)
-    except UnavailableError as error:
-        if strict:
-            raise
-        choice = Choice("fast", origin.choice.used, str(error), (Rejected("fast", str(error)),))
-        if origin.rank == 0:
-            logger.warning("context parallelism runs over %s: %s", choice.used, choice.reason)
-        return _Backend(choice, origin, (SessionPath(origin),))
-
-
-def _open_fast(config: CPConfig, origin: CPSession, pool_bytes: int, ends: ExitStack) -> _Backend:
-    """Raises UnavailableError, the same on every rank, where the extension or the hardware is not there."""
-    found = _look(origin.device)
-    for rank, other in enumerate(ControlChannel(origin.group, config.timeout_s).gather(found)):
-        if isinstance(other, str):
-            raise UnavailableError(f"backend fast was asked for, but on rank {rank} {other}")
-    assert isinstance(found, Profile)
-    with ExitStack() as own:
-        fast = own.enter_context(
-            init_fast_cp(origin.group, device=origin.device, pool_bytes=pool_bytes, timeout_s=config.timeout_s)
-        )
-        session = own.enter_context(CPSession(config, origin.group, origin.device, fast))
-        assert isinstance(session.transport, FastTransport)
-        cache = PlanCache(default_folder(os.environ))
-        slots = InTurn(extension.load(), session.transport.use_of)
-        overlapped = OverlappedPath(session, slots, session.transport.meet, pool_bytes, cache)
-        ends.push(own.pop_all())
-    return _Backend(session.choice, session, (overlapped, SessionPath(session), SessionPath(origin)), found)
-
-
-def _look(device: torch.device) -> Profile | str:
-    """The profile of this rank's GPU, or why it cannot run fast."""
-    problem = extension.why_not(device)
-    return problem if problem is not None else profiles.find(extension.load().device_info(device.index or 0))

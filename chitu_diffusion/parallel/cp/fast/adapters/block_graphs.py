@@ -24,7 +24,7 @@ from chitu_diffusion.parallel.cp.fast.adapters.block_values import NotPlainError
 from chitu_diffusion.parallel.cp.recorder import NotRecordedError, Recorder, Recording
 
 NEW, TIMED, GRAPHS = "new", "timed", "graphs"
-LONGEST_BLOCK_MS = 5.0  # launching a block takes 1 to 3 ms; a longer block hides it
+LONGEST_BLOCK_MS = 8.0  # launching a block takes 1 to 4 ms; a longer block hides it
 MOST_KINDS = 8  # of inputs: sizes, and lengths of prompts
 MOST_TURNS = 4  # of the windows at which one block is captured
 

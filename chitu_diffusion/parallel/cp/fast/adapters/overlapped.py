@@ -21,6 +21,7 @@ from chitu_diffusion.parallel.cp.fast.attention.planner import choose_kernel, de
 from chitu_diffusion.parallel.cp.fast.attention.table import explain
 from chitu_diffusion.parallel.cp.layout import Layout
 from chitu_diffusion.parallel.cp.plan_cache import PlanCache
+from chitu_diffusion.parallel.cp.recorder import Recorder
 from chitu_diffusion.parallel.cp.session import CPSession
 from chitu_diffusion.parallel.cp.signature import DTYPES, Signature
 from chitu_diffusion.parallel.cp.tuning import PATIENCE_S
@@ -34,19 +35,25 @@ class OverlappedPath:
     """AGKV's region by slots of the extension's windows; its plan is measured at the first call of each shape.
 
     ``meet`` lets the current streams of all ranks go on together; ``pool_bytes`` is the size of the windows' pool;
-    ``cache`` keeps what was measured for later processes.
+    ``cache`` keeps what was measured for later processes; with ``recorder`` short regions are measured as graphs.
     """
 
     name = "overlapped"
 
     def __init__(
-        self, session: CPSession, ops: SlotOperators, meet: Callable[[], None], pool_bytes: int, cache: PlanCache
+        self,
+        session: CPSession,
+        ops: SlotOperators,
+        meet: Callable[[], None],
+        pool_bytes: int,
+        cache: PlanCache,
+        recorder: Recorder | None = None,
     ) -> None:
         self._session, self._pool_bytes = session, pool_bytes
         self._ops: SlotOperators = ops
         self._control = ControlChannel(session.group, session.config.timeout_s)
         self._cache = RegionCache(cache, session, self._control)
-        self._tuner = RegionTuner(self._control, session.device, meet)
+        self._tuner = RegionTuner(self._control, session.device, meet, recorder)
         self._fallback = SessionPath(session)
         self._plans: dict[Signature, tuple[RegionPlan, Layout]] = {}
         self.choices: dict[str, Choice] = {}  # by shape, with what else was measured

@@ -8,19 +8,28 @@ import torch
 
 from chitu_diffusion.parallel.cp.control import ControlChannel
 from chitu_diffusion.parallel.cp.fast.adapters.region_run import Outputs
+from chitu_diffusion.parallel.cp.recorder import NotRecordedError, Recorder, Recording
 from chitu_diffusion.parallel.cp.tuning import LARGEST_DIFFERENCE, PATIENCE_S, first_line, rounds_for
 
 WARM_CALLS = 2
+LONGEST_RECORDED_MS = 8.0  # a longer region hides its launch, and its memory need not be taken twice
+TURNS = 2  # of the windows
 
 Run = Callable[[], Outputs]
 Failures = dict[str, str]
 
 
 class RegionTuner:
-    """Measures on one rank, in step with the others; ``meet`` lets all ranks' streams go on together."""
+    """Measures on one rank, in step with the others; ``meet`` lets all ranks' streams go on together.
 
-    def __init__(self, control: ControlChannel, device: torch.device, meet: Callable[[], None]) -> None:
-        self._control, self._device, self._meet = control, device, meet
+    With ``recorder`` short regions are timed as CUDA graphs, as they run within a block that is one: what their launch
+    costs the host does not count then.
+    """
+
+    def __init__(
+        self, control: ControlChannel, device: torch.device, meet: Callable[[], None], recorder: Recorder | None = None
+    ) -> None:
+        self._control, self._device, self._meet, self._recorder = control, device, meet, recorder
 
     def measure(self, trials: Mapping[str, Run], warm_calls: Mapping[str, int]) -> list[dict[str, float | str]]:
         """Milliseconds of every trial, or why it failed, for every rank. Collective.
@@ -28,8 +37,13 @@ class RegionTuner:
         ``warm_calls`` names those that need more calls than others before they run as they will.
         """
         failures = self._warm_up(trials, warm_calls)
-        left = self._running_everywhere(trials, failures)
+        left: dict[str, Callable[[], object]] = dict(self._running_everywhere(trials, failures))
         one_round = sum(self._timed(run) for run in left.values())
+        if self._short(one_round, len(left)):
+            left = {name: self._recorded(run) for name, run in left.items()}
+            for run in [*left.values()] * TURNS:
+                self._timed(run)
+            one_round = sum(self._timed(run) for run in left.values())
         rounds = rounds_for(self._control.gather(one_round, PATIENCE_S)[0])
         times: dict[str, list[float]] = {name: [] for name in left}
         for _ in range(rounds):  # in turn, so that all of them see the same clocks
@@ -68,7 +82,28 @@ class RegionTuner:
         failed = {name for rank in self._control.gather(failures, PATIENCE_S) for name in rank}
         return {name: run for name, run in trials.items() if name not in failed}
 
-    def _timed(self, run: Run) -> float:
+    def _short(self, one_round: float, count: int) -> bool:
+        """The same on every rank, as rank 0 sees it."""
+        short = self._recorder is not None and one_round <= LONGEST_RECORDED_MS * count
+        return self._control.gather(short, PATIENCE_S)[0]
+
+    def _recorded(self, run: Callable[[], object]) -> Callable[[], object]:
+        """``run`` as graphs, one for each turn of the windows; as it is where it cannot be recorded."""
+        assert self._recorder is not None
+        recorder, graphs = self._recorder, list[Recording]()
+
+        def replay() -> object:
+            if any(graph.replay() for graph in graphs):
+                return None
+            try:
+                graphs.append(recorder.record(run))
+            except NotRecordedError:
+                return run()
+            return graphs[-1].replay() or run()
+
+        return replay
+
+    def _timed(self, run: Callable[[], object]) -> float:
         """Milliseconds of one call that all ranks begin together, with what the host needs to launch it."""
         self._meet()
         if self._device.type == "cpu":
