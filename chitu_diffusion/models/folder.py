@@ -1,5 +1,6 @@
 """A model's folder, checked before anything heavy is imported: the right pipeline, complete, no code, no pickles."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ WITHOUT_WEIGHTS = ("scheduler", "tokenizer")
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder that can be loaded as ``spec``."""
+    """A folder that can be loaded as ``spec``. ``classes`` has the library and class of each part with weights."""
 
     path: Path
     spec: ModelSpec
     grid: Grid
+    classes: Mapping[str, tuple[str, str]]
 
 
 def read_folder(path: Path, spec: ModelSpec) -> ModelFolder:
@@ -33,7 +35,8 @@ def read_folder(path: Path, spec: ModelSpec) -> ModelFolder:
         if name not in parts:
             raise ConfigError(f"{path / INDEX} names no {name}, which {spec.pipeline_class} needs")
     configs = {name: _part(path / name, name, parts[name], spec) for name in parts}
-    return ModelFolder(path, spec, spec.grid(configs))
+    classes = {name: (made[0], made[1]) for name, made in parts.items() if name not in WITHOUT_WEIGHTS}
+    return ModelFolder(path, spec, spec.grid(configs), classes)
 
 
 def _index(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from chitu_diffusion.models.folder import ModelFolder
+from chitu_diffusion.models.parts import load_part
 from chitu_diffusion.models.request import CancelledError, OnStep, Request, Result
 from chitu_diffusion.models.spec import ModelSpec
 from chitu_diffusion.parallel.cp.errors import CPError
@@ -89,19 +90,16 @@ def load(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> Pipel
         library.utils.logging.disable_progress_bar()
         library.utils.logging.set_verbosity_error()
     spec = folder.spec
-    dtypes = {"default": dtype, **dict.fromkeys(spec.float32_parts, torch.float32)}
     try:
-        inner = getattr(diffusers, spec.pipeline_class).from_pretrained(
-            folder.path, dtype=dtypes, use_safetensors=True, local_files_only=True
-        )
+        parts = {
+            name: load_part(folder, name, torch.float32 if name in spec.float32_parts else dtype)
+            for name in folder.classes
+        }
+        inner = getattr(diffusers, spec.pipeline_class).from_pretrained(folder.path, local_files_only=True, **parts)
         inner.to(device)
+    except CPError:
+        raise
     except Exception as error:  # a damaged configuration may raise anything
-        raise CPError(f"the model in {folder.path} does not load: {_why(error)}") from error
+        raise CPError(f"the model in {folder.path} does not load: {first_line(error)}") from error
     inner.set_progress_bar_config(disable=True)
     return Pipeline(spec, inner, device)
-
-
-def _why(error: Exception) -> str:
-    if "meta tensor" in str(error):  # what diffusers leaves where its files have no weight
-        return "its files lack some of its weights; copy the whole model again"
-    return first_line(error)

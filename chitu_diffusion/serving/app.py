@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from chitu_diffusion.serving.bodies import ImageBody, VideoBody
+from chitu_diffusion.serving.description import describe
 from chitu_diffusion.serving.engine import RefusedError
 from chitu_diffusion.serving.guard import Guard
 from chitu_diffusion.serving.job import Failure
@@ -50,6 +51,7 @@ def make_app(service: Service) -> FastAPI:
             found.headers["allow"] = ", ".join(sorted(_methods(app, request)))
         return found
 
+    describe(app, locked=service.setup.token is not None)
     limits = service.setup.stage.limits
     app.add_middleware(Guard, token=service.setup.token, body_bytes=limits.body_bytes)
     return app

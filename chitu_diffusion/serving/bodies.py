@@ -16,10 +16,9 @@ from chitu_diffusion.models.request import Request
 from chitu_diffusion.models.spec import SEED_LIMIT
 from chitu_diffusion.parallel.cp.errors import ConfigError
 from chitu_diffusion.serving.job import Failure
-from chitu_diffusion.serving.stage import LimitsTable
+from chitu_diffusion.serving.stage import MOST_IMAGES, LimitsTable
 
 SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
-MOST_IMAGES = 10
 RANDOM_SEEDS = 2**31
 
 
@@ -40,8 +39,12 @@ class _Body(BaseModel):
 class ImageBody(_Body):
     """POST /v1/images/generations."""
 
+    model_config = ConfigDict(
+        strict=True,
+        json_schema_extra={"examples": [{"prompt": "a red fox in the snow", "size": "1024x1024", "seed": 1}]},
+    )
     n: Annotated[int, Field(ge=1, le=MOST_IMAGES)] = 1
-    response_format: Literal["b64_json"] = "b64_json"
+    response_format: Literal["b64_json", "url"] = "b64_json"
     output_format: Literal["png"] = "png"
     stream: bool = False
 
@@ -49,6 +52,9 @@ class ImageBody(_Body):
 class VideoBody(_Body):
     """POST /v1/videos. ``seconds`` or ``num_frames`` say how long it is."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"prompt": "a red fox in the snow", "size": "832x480", "seconds": 5}]}
+    )
     seconds: Annotated[float, Field(gt=0, le=3600)] | None = None
     num_frames: Annotated[int, Field(ge=1)] | None = None
     fps: Annotated[int, Field(ge=1, le=120)] | None = None
@@ -80,9 +86,10 @@ class RunInfo(BaseModel):
 
 
 class ImageDatum(BaseModel):
-    """One picture."""
+    """One picture: itself, or the address where it can be fetched for a while."""
 
-    b64_json: str
+    b64_json: str | None = None
+    url: str | None = None
     revised_prompt: str | None = None
 
 

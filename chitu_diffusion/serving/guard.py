@@ -1,6 +1,7 @@
 """In front of all routes: the bearer token, and the size of bodies."""
 
 import hmac
+import re
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -8,8 +9,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chitu_diffusion.serving.job import Failure
 from chitu_diffusion.serving.service import error_response
 
-OPEN = ("/", "/health")  # the page holds no secret, and what restarts a server has no token
+# the page holds no secret, what restarts a server has no token, and the address of a picture is a secret itself
+OPEN = re.compile(r"/|/health|/v1/images/[^/]+/content")
 NO_TOKEN = Failure(401, "invalid_token", "send the header `Authorization: Bearer TOKEN` with this server's token")
+
+
+def is_open(path: str) -> bool:
+    """Whether a request for ``path`` needs no token."""
+    return OPEN.fullmatch(path) is not None
 
 
 class Guard:
@@ -35,7 +42,7 @@ class Guard:
         await self._app(scope, self._counting(receive), send)
 
     def _may_pass(self, path: str, given: bytes) -> bool:
-        return self._expected is None or path in OPEN or hmac.compare_digest(given, self._expected)
+        return self._expected is None or is_open(path) or hmac.compare_digest(given, self._expected)
 
     def _counting(self, receive: Receive) -> Receive:
         """For bodies that do not say how long they are."""

@@ -9,7 +9,8 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
-from chitu_diffusion.serving.bodies import DeletedVideo, ErrorBody, VideoAnswer, VideoBody, VideoError, VideoList
+from chitu_diffusion.serving.bodies import DeletedVideo, VideoAnswer, VideoBody, VideoError, VideoList
+from chitu_diffusion.serving.description import errors
 from chitu_diffusion.serving.engine import RefusedError
 from chitu_diffusion.serving.job import Failure, Job, State
 from chitu_diffusion.serving.service import Service, run_info
@@ -17,7 +18,6 @@ from chitu_diffusion.serving.service import Service, run_info
 PATH = "/v1/videos"
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 MEDIA = {"video/mp4": {"schema": {"type": "string", "format": "binary"}}}
-ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody}}
 DELETED = Failure(499, "deleted", "the video was deleted")
 
 
@@ -42,7 +42,7 @@ def _described() -> dict[str, Any]:
 
 def video_routes(service: Service) -> APIRouter:
     """The routes, for ``service``."""
-    router = APIRouter(prefix=PATH, responses=ERRORS)
+    router = APIRouter(prefix=PATH, responses=errors(401))
 
     def find(video_id: str) -> Job:
         job = service.videos.get(video_id)
@@ -50,14 +50,14 @@ def video_routes(service: Service) -> APIRouter:
             raise RefusedError(Failure(404, "video_not_found", "there is no such video; it may have been deleted"))
         return job
 
-    @router.post("", openapi_extra=_described())
+    @router.post("", openapi_extra=_described(), responses=errors(400, 404, 413, 429, 503))
     async def create(body: Annotated[VideoBody, Depends(read_body)]) -> VideoAnswer:
         """Queue a video."""
         (job,) = service.accept(body, ".mp4", "/v1/images/generations")
         service.keep(job)
         return _answer(service, job)
 
-    @router.get("")
+    @router.get("", responses=errors(400, 404))
     async def listed(
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         after: Annotated[str | None, Query()] = None,
@@ -70,12 +70,12 @@ def video_routes(service: Service) -> APIRouter:
             jobs = jobs[[job.id for job in jobs].index(find(after).id) + 1 :]
         return VideoList(data=[_answer(service, job) for job in jobs[:limit]], has_more=len(jobs) > limit)
 
-    @router.get("/{video_id}")
+    @router.get("/{video_id}", responses=errors(404))
     async def status(video_id: str) -> VideoAnswer:
         """How far a video is."""
         return _answer(service, find(video_id))
 
-    @router.get("/{video_id}/content", response_class=Response, responses={200: {"content": MEDIA}})
+    @router.get("/{video_id}/content", response_class=Response, responses={200: {"content": MEDIA}, **errors(404, 409)})
     async def content(video_id: str) -> Response:
         """The file of a video that is done."""
         job = find(video_id)
@@ -83,7 +83,7 @@ def video_routes(service: Service) -> APIRouter:
             raise HTTPException(409, f"the video is {job.state}; its file is there once it is completed")
         return Response(job.result.media, media_type="video/mp4")
 
-    @router.delete("/{video_id}")
+    @router.delete("/{video_id}", responses=errors(404))
     async def delete(video_id: str) -> DeletedVideo:
         """Forget a video; one that is not done is stopped at its next step."""
         job = find(video_id)

@@ -1,4 +1,4 @@
-"""What all routes share: the stage, the engine, the videos that are kept, and the form of answers and errors."""
+"""What all routes share: the stage, the engine, the results that are kept, and the form of answers and errors."""
 
 import asyncio
 from collections import OrderedDict
@@ -20,6 +20,7 @@ from chitu_diffusion.serving.bodies import (
 from chitu_diffusion.serving.engine import Engine, RefusedError
 from chitu_diffusion.serving.job import Failure, Job
 from chitu_diffusion.serving.metrics import Metrics
+from chitu_diffusion.serving.pictures import Pictures
 from chitu_diffusion.serving.setup import Setup
 
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}
@@ -28,13 +29,18 @@ RETRY_S = {429: "5", 503: "5"}
 
 @dataclass
 class Service:
-    """``videos`` are the newest ones, oldest first."""
+    """``videos`` are the newest ones, oldest first; ``pictures`` those that are fetched by an address."""
 
     setup: Setup
     engine: Engine
     metrics: Metrics
     started: int
     videos: OrderedDict[str, Job] = field(default_factory=OrderedDict)
+    pictures: Pictures = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make room for the pictures that are fetched by an address."""
+        self.pictures = Pictures(self.setup.stage.limits.kept_images)
 
     @property
     def model(self) -> str:

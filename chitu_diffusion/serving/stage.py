@@ -11,6 +11,7 @@ from chitu_diffusion.serving.stage_errors import sentence
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+MOST_IMAGES = 10  # of one request, as OpenAI's API has it
 
 
 class _Table(BaseModel):
@@ -67,6 +68,7 @@ class LimitsTable(_Table):
     frames: Count = 241
     steps: Count = 200
     kept_videos: Count = 32
+    kept_images: Annotated[int, Field(ge=MOST_IMAGES)] = 32
 
 
 class Stage(_Table):

@@ -19,7 +19,7 @@ LIMIT = 2e-6  # of numbers between 0 and 1
 CPU = torch.device("cpu")
 IMAGE: dict[str, Any] = {"height": 112, "width": 80, "steps": 2}  # 7 × 5 tokens: no world size divides them
 VIDEO: dict[str, Any] = {"height": 48, "width": 80, "frames": 5, "steps": 3}  # 2 × 3 × 5 tokens
-# the prompts of a guided step differ in length; guidance multiplies rounding
+# the prompts of a guided step differ in length; guidance multiplies rounding (whose, tells test_generate_rounding)
 GUIDED: dict[str, Any] = {"guidance": 2.0, "prompt": 3 * "a red fox in the snow ", "negative_prompt": "blur"}
 CASES: dict[str, dict[str, Any]] = {
     "wan": {"model": "wan", **VIDEO, **GUIDED},

@@ -59,8 +59,8 @@ class Rank:
 Steps = Callable[[httpx.AsyncClient, Service, Rank], Awaitable[None]]
 
 
-def served(tmp_path: Path, steps: Steps, name: str = "zimage", **keys: Any) -> None:
-    """Run ``steps`` against a server of ``name`` whose stage has ``keys``."""
+def ready(tmp_path: Path, name: str, **keys: Any) -> tuple[Service, Rank]:
+    """What a server of ``name`` whose stage has ``keys`` consists of, when its rank is ready."""
     path = str(make_folder(tmp_path / name, name))
     stage = Stage.model_validate({"model": {"name": name, "path": path}, **keys})
     setup = prepare(stage, {"TOKEN": "secret"}, None)
@@ -69,6 +69,12 @@ def served(tmp_path: Path, steps: Steps, name: str = "zimage", **keys: Any) -> N
     service = Service(setup, engine, metrics, 5)
     engine.receive(0, Hello(0, 1))
     engine.receive(0, Ready())
+    return service, rank
+
+
+def served(tmp_path: Path, steps: Steps, name: str = "zimage", **keys: Any) -> None:
+    """Run ``steps`` against such a server."""
+    service, rank = ready(tmp_path, name, **keys)
 
     async def run() -> None:
         transport = httpx.ASGITransport(make_app(service))
@@ -103,7 +109,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"seed": -1}, 400, "seed cannot be"),
     ({"seed": 2**63 - 1, "n": 2}, 400, "seed 9223372036854775808 does not fit"),
     ({"guidance_scale": 1.0, "true_cfg_scale": 2.0}, 400, "two names of one thing"),
-    ({"response_format": "url"}, 400, "response_format cannot be: input should be 'b64_json'"),
+    ({"response_format": "png"}, 400, "response_format cannot be: input should be 'b64_json' or 'url'"),
     ({"promt": "x"}, 400, "the key promt is unknown; did you mean prompt?"),
     ({"model": "flux"}, 404, "the model 'flux' is not served here; ask for 'zimage'"),
     ({"prompt": "x" * 70000}, 413, "the body is larger than 65536 bytes"),

@@ -11,9 +11,8 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
-from chitu_diffusion.commands.children import Interrupted, end
+from chitu_diffusion.commands.children import Interrupted, end, interrupt
 from chitu_diffusion.commands.generate.launch import (
     GRACE_S,
     PARENT,
@@ -39,7 +38,7 @@ def ready_file(environ: Mapping[str, str]) -> Path | None:
 def run(command: Sequence[str], size: int) -> int:
     """Start ``size`` ranks of ``command``, wait for rank 0, and return the server's exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     children: list[Child] = []
     with tempfile.TemporaryDirectory(prefix="chitu-serve-") as folder:
         store = Path(folder) / "store"
@@ -89,7 +88,3 @@ def _stop(children: Sequence[Child], number: int) -> int:
         print("chitu: interrupted twice; all processes were ended", file=sys.stderr)
     code = children[0].poll() if children else None
     return 128 + number if code is None or code < 0 else code
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    raise Interrupted(number)
