@@ -71,6 +71,7 @@ program calls 110 fast_attention.py --cases 170 --exact 150
 part faults 100 python3 tests/multigpu/extension_faults.py --output "$out/faults.json"
 program endurance 60 extension_endurance.py --steps neighbours calls --budget 40
 program resolutions 300 extension_endurance.py --steps resolutions
+program pictures 280 pictures.py
 part tests 120 python3 -m pytest -o addopts="" -p no:cacheprovider -q -m "gpu or multigpu" tests
 bench dit 240 --preset dit --method $all --kernel auto,cudnn --iterations 6 --repeats 3
 bench qwen-image 60 --model qwen-image --method $all,fast_auto --iterations 8

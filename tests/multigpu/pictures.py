@@ -1,0 +1,215 @@
+"""Pictures and videos of tiny pipelines: one rank, NCCL and Fast make the same; then the commands, on two GPUs.
+
+    FAST_CP_LIBRARY=build/libfast_cp.so python -m torch.distributed.run --standalone --nproc-per-node=2 \\
+        tests/multigpu/pictures.py --output pictures.json
+
+In bfloat16 a picture of two ranks may differ from that of one by as much as one rank's differs from float32's, twice.
+With one kernel and one exact schedule NCCL and Fast agree in every bit.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import common
+import httpx
+import numpy as np
+import torch
+import torch.distributed as dist
+import yaml
+from common import Place
+from PIL import Image
+
+from chitu_diffusion.models.folder import read_folder
+from chitu_diffusion.models.pipeline import Pipeline, load
+from chitu_diffusion.models.registry import MODELS
+from chitu_diffusion.models.request import Request
+from chitu_diffusion.models.sharing import share
+from chitu_diffusion.parallel.cp.config import Choice, CPConfig
+from chitu_diffusion.parallel.cp.fast import wrapper
+from chitu_diffusion.parallel.groups import Lane, LaneGroups
+from tests.support import tiny_pipelines
+
+MAKERS = {"wan": tiny_pipelines.wan, "qwen-image": tiny_pipelines.qwen_image, "zimage": tiny_pipelines.z_image}
+SIZES = {"wan": (256, 272, 9), "qwen-image": (496, 512, 1), "zimage": (496, 512, 1)}  # odd numbers of tokens
+# what makes a call of NCCL and one of Fast the same arithmetic
+EXACT = {"nccl": {"kernel": "cudnn"}, "fast": {"kernel": "cudnn", "plan": "one_shot"}}
+COMMAND_S, END_S = 120.0, 30.0
+
+
+def request_of(name: str) -> Request:
+    height, width, frames = SIZES[name]
+    guidance = 0.0 if name == "zimage" else 3.0
+    return Request("a red fox in the snow", "blur, noise", height, width, frames, 4, guidance, 7)
+
+
+def pixels(pipeline: Pipeline, name: str) -> np.ndarray:
+    made = pipeline.generate(request_of(name)).pixels
+    assert made is not None
+    return made
+
+
+def shared(pipeline: Pipeline, name: str, method: str, backend: str, config: dict[str, str]) -> tuple[np.ndarray, Any]:
+    """The picture of both ranks, twice: blocks may run as graphs the second time; and what carried it."""
+    groups = LaneGroups(Lane(0, 1, 2), 0, dist.get_rank(), dist.group.WORLD, None)
+    with ExitStack() as ends:
+        ends.enter_context(mock.patch.object(wrapper, "CPConfig", partial(CPConfig, **config)))
+        sharing = ends.enter_context(share(pipeline, groups, method, Choice(backend, backend, "asked for")))
+        first, second = pixels(pipeline, name), pixels(pipeline, name)
+        assert sharing._handle is not None
+        told = {
+            "used": sharing.choice.used,
+            "blocks": sorted({choice.used for choice in sharing.block_choices}),
+            "graphs": list(sharing._handle.block_graphs),
+            "again": float(np.abs(first - second).max()),
+        }
+    return second, told
+
+
+def rms(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((a.astype(np.float64) - b) ** 2)))
+
+
+def one_model(place: Place, root: Path, name: str) -> dict[str, Any]:
+    folder = read_folder(root / name, MODELS[name])
+    exact = pixels(load(folder, torch.float32, place.device), name)
+    pipeline = load(folder, torch.bfloat16, place.device)
+    alone = pixels(pipeline, name)
+    report: dict[str, Any] = {"own_error": rms(alone, exact)}
+    for method in ("agkv", "ulysses"):
+        for backend in ("nccl", "fast"):
+            made, told = shared(pipeline, name, method, backend, {})
+            report[f"{method} over {backend}"] = {"error": common.largest(rms(made, exact)), **told}
+        one, other = (shared(pipeline, name, method, backend, EXACT[backend])[0] for backend in EXACT)
+        report[f"{method}, bits apart"] = common.summed(int((one != other).sum()))
+    return report
+
+
+def checks_of(report: dict[str, Any]) -> dict[str, bool]:
+    checks = {}
+    for name in MAKERS:
+        for way, told in report[name].items():
+            if way.endswith("bits apart"):
+                checks[f"{name}: {way}: {told}"] = told == 0
+            elif isinstance(told, dict):
+                limit = 2 * report[name]["own_error"]
+                checks[f"{name}: {way} ({told['used']}): {told['error']:.1e} of {limit:.1e}"] = (
+                    told["error"] <= limit and told["used"] == way.split()[-1] and told["again"] <= limit
+                )
+    return checks
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "chitu_diffusion.cli", *words]
+
+
+def environment() -> dict[str, str]:
+    """As a user has it: no launcher's variables."""
+    launcher = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+    return {name: value for name, value in os.environ.items() if name not in launcher}
+
+
+def generates(root: Path, name: str, backend: str) -> dict[str, Any]:
+    """`chitu generate` on both GPUs."""
+    height, width, frames = SIZES[name]
+    file = root / f"{name}-{backend}{MODELS[name].suffix}"
+    asked = f"--model {name} --model-path {root / name} --prompt fox --height {height} --width {width} --steps 3"
+    asked += f" --cp-size 2 --cp-backend {backend} --output {file}" + (f" --frames {frames}" if frames > 1 else "")
+    began = time.monotonic()
+    done = subprocess.run(
+        command("generate", *asked.split()), env=environment(), capture_output=True, text=True, timeout=COMMAND_S,
+        check=False,
+    )  # fmt: skip
+    told = (done.stdout + done.stderr).strip().splitlines()
+    good = done.returncode == 0 and f"over {backend}" in done.stdout and file.stat().st_size > 0
+    return {"good": good, "code": done.returncode, "seconds": time.monotonic() - began, "said": told[-6:]}
+
+
+def serves(root: Path, backend: str) -> dict[str, Any]:
+    """`chitu serve` on both GPUs: three requests at once, a bad one, health, the end."""
+    stage = root / f"stage-{backend}.yaml"
+    parallelism = {"cp": {"world_size": 2, "method": "agkv", "backend": backend}, "cfg": False}
+    model = {"name": "zimage", "path": str(root / "zimage")}
+    port = {"fast": 18741, "nccl": 18742}[backend]
+    stage.write_text(yaml.safe_dump({"model": model, "devices": 2, "parallelism": parallelism,
+                                     "service": {"port": port}}))  # fmt: skip
+    with (root / f"serve-{backend}.txt").open("w") as out:
+        server = subprocess.Popen(command("serve", "--stage-config", str(stage)), env=environment(), stdout=out,
+                                  stderr=subprocess.STDOUT)  # fmt: skip
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            return asked_of(client, server, backend)
+    finally:
+        server.kill()
+
+
+def asked_of(client: httpx.Client, server: "subprocess.Popen[bytes]", backend: str) -> dict[str, Any]:
+    until = time.monotonic() + COMMAND_S
+    while time.monotonic() < until and server.poll() is None:
+        try:
+            if client.get("/health").status_code == 200:
+                break
+        except httpx.TransportError:
+            time.sleep(0.5)
+    body = {"prompt": "a fox", "size": "512x496", "num_inference_steps": 3, "seed": 1}
+    answers = [client.post("/v1/images/generations", json=body) for _ in range(4)]  # the last ones by graphs
+    used = [answer.json()["chitu"][0]["backend"] for answer in answers if answer.status_code == 200]
+    same = len({answer.json()["data"][0]["b64_json"] for answer in answers if answer.status_code == 200})
+    bad = client.post("/v1/images/generations", json={**body, "size": "500x500"}).status_code
+    metrics = client.get("/metrics").text
+    began = time.monotonic()
+    server.send_signal(signal.SIGTERM)
+    code = server.wait(END_S)
+    good = [answer.status_code for answer in answers] == [200] * 4 and bad == 400 and code == 0
+    return {
+        "good": good and all(backend in str(one) for one in used) and "chitu_requests_total" in metrics,
+        "statuses": [answer.status_code for answer in answers] + [bad], "used": used, "different_pictures": same,
+        "code": code, "seconds_to_end": time.monotonic() - began,
+    }  # fmt: skip
+
+
+def commands(root: Path) -> dict[str, Any]:
+    """What users type; several at once, since most of their time goes into starting."""
+    jobs = {f"generate {name} over {b}": partial(generates, root, name, b) for name in MAKERS for b in EXACT}
+    jobs |= {f"serve zimage over {backend}": partial(serves, root, backend) for backend in EXACT}
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        running = {name: threads.submit(job) for name, job in jobs.items()}
+        return {name: job.result() for name, job in running.items()}
+
+
+def main() -> int:
+    options = common.parser(__doc__, 280).parse_args()
+    place = common.start(options)
+    root = [Path(tempfile.mkdtemp(prefix="pictures-"))]
+    dist.broadcast_object_list(root)
+    if place.rank == 0:
+        for name, make in MAKERS.items():
+            make().save_pretrained(root[0] / name)
+    common.together()
+    report: dict[str, Any] = {}
+    for name in MAKERS:
+        common.step(name, report, partial(one_model, place, root[0], name), options.output)
+    checks = checks_of(report)
+    code = common.finish(report, checks, options.output)
+    if place.rank == 0:
+        report["commands"] = commands(root[0])
+        told = {name: found["good"] for name, found in report["commands"].items()}
+        common.show(told)
+        common.write(report | {"checks": report["checks"] | told}, options.output)
+        code = code or int(not all(told.values()))
+        image = Image.open(root[0] / "zimage-fast.png")
+        assert image.size == (512, 496), image.size
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
