@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+from dataclasses import asdict
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -62,13 +63,15 @@ def resolutions(place: Place, fast: FastCP, count: int, again: int) -> dict[str,
         used = [sessions.get(method) for method in cases.METHODS]
         del os.environ["CHITU_CACHE_DIR"]
         chosen = [TOKENS[-1], *random.Random(5).sample(TOKENS[:-1], count - 1)]
-        half, outputs = memory(), list[Tensor]()
+        half, outputs, series = memory(), list[Tensor](), list[dict[str, int]]()
         for index, tokens in enumerate(chosen):
             out = attend_once(used[index % len(used)], tokens)
             if index < again:
                 outputs.append(out)
             if index == count - 101:
                 half = memory()
+            if index % 20 == 19:
+                series.append({**asdict(memory()), "reserved": torch.cuda.memory_reserved()})
         whole, timed_before = memory(), timed.count
         unlike = [
             f"resolution {index}, {tokens} tokens"
@@ -83,6 +86,7 @@ def resolutions(place: Place, fast: FastCP, count: int, again: int) -> dict[str,
         "timed_again": common.summed(timed.count - timed_before),
         "unlike": common.total(unlike),
         "last_100_growth_percent": whole.growth_percent(half),
+        "series": series,
     }
 
 

@@ -15,6 +15,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,16 @@ from chitu_diffusion.models.registry import MODELS
 from chitu_diffusion.models.request import Request
 from chitu_diffusion.models.sharing import share
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig
-from chitu_diffusion.parallel.cp.fast import wrapper
+from chitu_diffusion.parallel.cp.fast import backend as backends
+from chitu_diffusion.parallel.cp.session import CPSession
 from chitu_diffusion.parallel.groups import Lane, LaneGroups
 from tests.support import tiny_pipelines
 
 MAKERS = {"wan": tiny_pipelines.wan, "qwen-image": tiny_pipelines.qwen_image, "zimage": tiny_pipelines.z_image}
 SIZES = {"wan": (256, 272, 9), "qwen-image": (496, 512, 1), "zimage": (496, 512, 1)}  # odd numbers of tokens
 # what makes a call of NCCL and one of Fast the same arithmetic
-EXACT = {"nccl": {"kernel": "cudnn"}, "fast": {"kernel": "cudnn", "plan": "one_shot"}}
+EXACT = {"kernel": "cudnn", "plan": "one_shot"}
+BACKENDS = ("nccl", "fast")
 COMMAND_S, END_S = 120.0, 30.0
 
 
@@ -62,7 +65,7 @@ def shared(pipeline: Pipeline, name: str, method: str, backend: str, config: dic
     """The picture of both ranks, twice: blocks may run as graphs the second time; and what carried it."""
     groups = LaneGroups(Lane(0, 1, 2), 0, dist.get_rank(), dist.group.WORLD, None)
     with ExitStack() as ends:
-        ends.enter_context(mock.patch.object(wrapper, "CPConfig", partial(CPConfig, **config)))
+        ends.enter_context(mock.patch.object(backends, "CPSession", partial(session_with, config)))
         sharing = ends.enter_context(share(pipeline, groups, method, Choice(backend, backend, "asked for")))
         first, second = pixels(pipeline, name), pixels(pipeline, name)
         assert sharing._handle is not None
@@ -73,6 +76,12 @@ def shared(pipeline: Pipeline, name: str, method: str, backend: str, config: dic
             "again": float(np.abs(first - second).max()),
         }
     return second, told
+
+
+def session_with(config: dict[str, str], asked: CPConfig, *given: Any) -> CPSession:
+    """A session that computes as ``config`` says; plans belong to fast."""
+    fits = {name: text for name, text in config.items() if name != "plan" or asked.backend == "fast"}
+    return CPSession(replace(asked, **fits), *given)
 
 
 def rms(a: np.ndarray, b: np.ndarray) -> float:
@@ -86,10 +95,10 @@ def one_model(place: Place, root: Path, name: str) -> dict[str, Any]:
     alone = pixels(pipeline, name)
     report: dict[str, Any] = {"own_error": rms(alone, exact)}
     for method in ("agkv", "ulysses"):
-        for backend in ("nccl", "fast"):
+        for backend in BACKENDS:
             made, told = shared(pipeline, name, method, backend, {})
             report[f"{method} over {backend}"] = {"error": common.largest(rms(made, exact)), **told}
-        one, other = (shared(pipeline, name, method, backend, EXACT[backend])[0] for backend in EXACT)
+        one, other = (shared(pipeline, name, method, backend, EXACT)[0] for backend in BACKENDS)
         report[f"{method}, bits apart"] = common.summed(int((one != other).sum()))
     return report
 
@@ -179,8 +188,8 @@ def asked_of(client: httpx.Client, server: "subprocess.Popen[bytes]", backend: s
 
 def commands(root: Path) -> dict[str, Any]:
     """What users type; several at once, since most of their time goes into starting."""
-    jobs = {f"generate {name} over {b}": partial(generates, root, name, b) for name in MAKERS for b in EXACT}
-    jobs |= {f"serve zimage over {backend}": partial(serves, root, backend) for backend in EXACT}
+    jobs = {f"generate {name} over {b}": partial(generates, root, name, b) for name in MAKERS for b in BACKENDS}
+    jobs |= {f"serve zimage over {backend}": partial(serves, root, backend) for backend in BACKENDS}
     with ThreadPoolExecutor(len(jobs)) as threads:
         running = {name: threads.submit(job) for name, job in jobs.items()}
         return {name: job.result() for name, job in running.items()}

@@ -41,6 +41,11 @@ class Cuda:
         return self.version
 
     @property
+    def graph_pool(self) -> Any:
+        opened = SimpleNamespace(stream=SimpleNamespace(wait_stream=lambda other: None), handle=(0, 1))
+        return SimpleNamespace(open=lambda: opened)
+
+    @property
     def fast(self) -> Any:
         return SimpleNamespace(turns=self.turns_now, device=torch.device("cpu"))
 
@@ -97,10 +102,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     monkeypatch.setattr(Graph, "cuda", found, raising=False)
     monkeypatch.setattr(module, "perform", found.perform)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda given: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: found.captured_outside)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", found.empty)

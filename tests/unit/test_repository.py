@@ -34,6 +34,7 @@ LAYERS = [
         f"{CP}.collective",
         f"{CP}.signature",
         f"{CP}.fast.extension",
+        f"{CP}.fast.graph_pool",
         f"{CP}.fast.runtime",
         f"{CP}.fast.transport",
         f"{CP}.fast.way_back",

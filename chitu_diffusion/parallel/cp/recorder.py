@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import torch
 
@@ -41,7 +40,7 @@ class Recorder(Protocol):
         """Milliseconds between two stamps. The host waits for the second."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Graph:
     graph: torch.cuda.CUDAGraph
     transport: FastTransport
@@ -59,13 +58,10 @@ class _Graph:
 
 
 class GraphRecorder:
-    """``Recorder`` on the current device: CUDA graphs, which share their memory."""
+    """``Recorder`` on the current device: CUDA graphs, which share the transport's pool."""
 
     def __init__(self, transport: FastTransport) -> None:
         self._transport = transport
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
-        self._alive: WeakSet[_Graph] = WeakSet()
 
     def busy(self) -> str | None:
         """See ``Recorder``."""
@@ -86,16 +82,13 @@ class GraphRecorder:
         transport, device = self._transport, self._transport.fast.device
         turns, version = transport.fast.turns, transport.check()
         known = dict(turns)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        if not self._alive:  # torch gives a pool up with the last of its graphs, and takes no more for it
-            self._pool = torch.cuda.graph_pool_handle()
+        pool = transport.graph_pool.open()
         graph, tags = torch.cuda.CUDAGraph(), set[str]()
-        self._stream.wait_stream(torch.cuda.current_stream(device))
+        pool.stream.wait_stream(torch.cuda.current_stream(device))
         try:
             # not torch.cuda.graph: that empties the caching allocator, and with it the addresses that come again
-            with torch.cuda.stream(self._stream), transport.managed_capture() as tags:
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            with torch.cuda.stream(pool.stream), transport.managed_capture() as tags:
+                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
                 try:
                     work()
                 finally:
@@ -105,9 +98,7 @@ class GraphRecorder:
             raise NotRecordedError(str(error)) from error
         before, after = ({tag: from_.get(tag, 0) for tag in tags} for from_ in (known, turns))
         turns.update(before)  # nothing has run yet
-        made = _Graph(graph, transport, version, before, after)
-        self._alive.add(made)
-        return made
+        return _Graph(graph, transport, version, before, after)
 
     def stamp(self) -> torch.cuda.Event:
         """See ``Recorder``."""

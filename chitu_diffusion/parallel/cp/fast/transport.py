@@ -17,6 +17,7 @@ import torch
 from chitu_diffusion.parallel.cp.blocks import block_of, window_for
 from chitu_diffusion.parallel.cp.fast import extension
 from chitu_diffusion.parallel.cp.fast.attention.schedule import ONE_SHOT, Schedule
+from chitu_diffusion.parallel.cp.fast.graph_pool import GraphPool
 from chitu_diffusion.parallel.cp.fast.runtime import FastCP
 from chitu_diffusion.parallel.cp.fast.way_back import Use, WayBack, dense
 from chitu_diffusion.parallel.cp.layout import Layout, Span
@@ -33,6 +34,7 @@ class FastTransport:
     def __init__(self, fast: FastCP) -> None:
         self.fast = fast
         self.rank = fast.rank
+        self.graph_pool = GraphPool(fast.device)
         self._ops: Any = extension.load()
         self._split = lru_cache(maxsize=1024)(self._make_split)
         self._way_in: tuple[tuple[torch.Tensor, ...], str] | None = None
