@@ -70,7 +70,7 @@ def test_a_wrong_output_fails(corrupt: accuracy.Corrupt) -> None:
     told = accuracy.verdict([measured(), spoiled])
     assert told is not None
     assert "wrong output on rank 1" in told
-    assert accuracy.record([measured(), spoiled], "x", 5).error == spoiled.call.overall
+    assert accuracy.record([measured(), spoiled], 5).error == spoiled.call.overall
 
 
 def test_a_kernel_that_is_wrong_itself_does_not_raise_the_limit() -> None:
@@ -203,7 +203,7 @@ def test_a_set_is_complete_only_when_all_are() -> None:
 
 
 def test_an_infinite_error_survives_the_file(tmp_path: Path) -> None:
-    worst = accuracy.record([measured(spoil_one_element)], "x", 5)
+    worst = accuracy.record([measured(spoil_one_element)], 5)
     report = result.make_report(RUN, [row("failed", "x").model_copy(update={"accuracy": worst})], 1)
     result.write(tmp_path / "x.json", report)
     assert result.read(tmp_path / "x.json") == report

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tools.benchmarks.fast_cp_frameworks import compare, entries, options, render, result, runner
+from tools.benchmarks.fast_cp_frameworks import entries, options, paired, render, result, runner
 from tools.benchmarks.fast_cp_frameworks.agreement import Control
 from tools.benchmarks.fast_cp_frameworks.cases import Case
 from tools.benchmarks.fast_cp_frameworks.contender import Operands, Single
@@ -78,7 +78,7 @@ NOISE = np.random.default_rng(1).normal(1, 0.01, (2, 40))
 @pytest.mark.parametrize(("factor", "faster"), [(1.05, "a"), (0.95, "b"), (1.0, None)])
 def test_the_faster_plan_is_told_from_noise(factor: float, faster: str | None) -> None:
     drift = np.linspace(1, 3, 40)  # a GPU that heats up slows both of a pair
-    told = compare.compare(record(), record(), list(drift * NOISE[0]), list(factor * drift * NOISE[1]))
+    told = paired.compare(record(), record(), list(drift * NOISE[0]), list(factor * drift * NOISE[1]))
     low, high = told.interval_percent
     assert told.faster == faster
     assert low < told.difference_percent < high
@@ -87,13 +87,13 @@ def test_the_faster_plan_is_told_from_noise(factor: float, faster: str | None) -
 
 
 def test_the_same_times_give_the_same_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "RESAMPLES", 20)  # so few that another draw would show
-    assert len({compare.interval(NOISE[0]) for _ in range(5)}) == 1
+    monkeypatch.setattr(paired, "RESAMPLES", 20)  # so few that another draw would show
+    assert len({paired.interval(NOISE[0]) for _ in range(5)}) == 1
 
 
 def test_a_comparison_is_one_sentence_and_survives_the_file(tmp_path: Path) -> None:
-    told = compare.compare(record("nccl_agkv"), record(plan="ce/one_shot"), [2.0, 4.0], [1.0, 2.0])
-    assert compare.sentence(told) == (
+    told = paired.compare(record("nccl_agkv"), record(plan="ce/one_shot"), [2.0, 4.0], [1.0, 2.0])
+    assert paired.sentence(told) == (
         "S=50: A nccl_agkv 3.000 ms, B fast_auto:ce/one_shot 1.500 ms; B takes -50.0 % "
         "(95 % interval -50.0 to -50.0 %, 2 pairs): B is faster"
     )
@@ -110,7 +110,7 @@ def test_a_comparison_is_one_sentence_and_survives_the_file(tmp_path: Path) -> N
     report = result.make_report(run, [row, row], 2, [told])
     result.write(tmp_path / "x.json", report)
     assert result.read(tmp_path / "x.json") == report
-    assert render.comparisons(report) == [compare.sentence(told)]
+    assert render.comparisons(report) == [paired.sentence(told)]
 
 
 def test_the_table_shows_what_was_asked_for_and_what_ran() -> None:

@@ -36,6 +36,7 @@ class Measured:
     call: Errors
     kernel: Errors
     limit: Errors
+    against: str = ""  # what both were compared with
 
     @property
     def strain(self) -> float:
@@ -51,8 +52,7 @@ class Judge:
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
 
     @property
-    def reference_name(self) -> str:
-        """What outputs are compared with."""
+    def _reference_name(self) -> str:
         dtype = str(_exact_dtype(self._source)).removeprefix("torch.")
         return f"softmax attention in {dtype} over all keys, every row of every rank"
 
@@ -67,25 +67,26 @@ class Judge:
         wait()
         if corrupt is not None:
             out = corrupt(out)
-        exact = self._exact(mine.q, keys)
-        alone = run(contender.plan, mine.q, keys.k, keys.v, scale=contender.case.head_dim**-0.5)
+        exact, mask = self._exact(mine.q, keys), self._source.key_mask()
+        alone = run(contender.plan, mine.q, keys.k, keys.v, scale=contender.case.head_dim**-0.5, key_mask=mask)
         call, kernel = errors(out, exact), errors(alone, exact)
-        return Measured(call, kernel, limits(kernel, contender.case.dtype))
+        return Measured(call, kernel, limits(kernel, contender.case.dtype), self._reference_name)
 
     def _exact(self, q: torch.Tensor, keys: Tensors) -> torch.Tensor:
         """The reference for ``q``: this rank's queries or, with ``single``, everyone's."""
         shape = tuple(q.shape)
         if shape not in self._known:
-            self._known[shape] = exact_attention(q, keys.k, keys.v, _exact_dtype(self._source))
+            dtype, mask = _exact_dtype(self._source), self._source.key_mask()
+            self._known[shape] = exact_attention(q, keys.k, keys.v, dtype, mask)
         return self._known[shape]
 
 
-def record(per_rank: list[Measured | None], reference: str, seed: int) -> Accuracy:
+def record(per_rank: list[Measured | None], seed: int) -> Accuracy:
     """What the result file says: the measures of the rank nearest to its limit, or furthest beyond it."""
     worst = max((m for m in per_rank if m is not None), key=lambda measured: measured.strain)
     return Accuracy(
         checked=True,
-        reference=reference,
+        reference=worst.against,
         error=worst.call.overall,
         max_row_error=worst.call.worst_row,
         limit=worst.limit.overall,
@@ -133,8 +134,13 @@ def _number(measure: torch.Tensor) -> float:
     return float(measure.nan_to_num(nan=float("inf"), posinf=float("inf")))
 
 
-def exact_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """softmax(q kᵀ / sqrt(D)) v in ``dtype`` without TF32, one head and some rows at a time."""
+def exact_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype, key_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """softmax(q kᵀ / sqrt(D)) v in ``dtype`` without TF32, one head and some rows at a time.
+
+    ``key_mask`` (B, Sk) bool leaves out the keys where it is False.
+    """
     batch, tokens, heads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
     rows = max(1, CHUNK_BYTES[q.device.type] // (k.shape[1] * dtype.itemsize))
@@ -147,6 +153,8 @@ def exact_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: to
                 for start in range(0, tokens, rows):
                     part = slice(start, start + rows)
                     scores = (q[b, part, h].to(dtype) * head_dim**-0.5) @ keys.T
+                    if key_mask is not None:
+                        scores.masked_fill_(~key_mask[b], float("-inf"))
                     out[b, part, h] = torch.softmax(scores, -1) @ values
     finally:
         torch.set_float32_matmul_precision(before)

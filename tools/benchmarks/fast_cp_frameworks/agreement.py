@@ -7,13 +7,14 @@ notices a peer that has ended at once.
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from chitu_diffusion.parallel.cp.errors import CPError, DisagreementError, ExitCode
+from chitu_diffusion.parallel.cp.errors import CPError, DisagreementError, ExitCode, UnavailableError
+from tools.benchmarks.fast_cp_frameworks.result import Failure
 
 # while it may be a barrier that is waited for, the ranks must leave together: a sleep would set them apart by 50 us
 SPIN_S = 0.05
@@ -26,9 +27,10 @@ class LostRankError(CPError, RuntimeError):
 class StepError(CPError, RuntimeError):
     """A step failed on some rank, and every rank knows; the next step can run unless ``lost``."""
 
-    def __init__(self, message: str, exit_code: ExitCode, lost: bool, trace: str) -> None:
+    def __init__(self, message: str, exit_code: ExitCode, lost: bool, trace: str, failure: Failure = "error") -> None:
         super().__init__(message)
         self.exit_code, self.lost, self.trace = exit_code, lost, trace
+        self.failure: Failure = "hung" if lost else failure
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Vote[T]:
     exit_code: ExitCode = ExitCode.RIGHT
     lost: bool = False
     trace: str = ""
+    kind: Failure = "error"
 
 
 class Control:
@@ -83,16 +86,20 @@ def _attempt[T](work: Callable[[], T]) -> Vote[T]:
     except CPError as error:
         # a session that its peers disagree with has lost its control channel, or will with the next call
         lost = isinstance(error, (LostRankError, DisagreementError))
-        return Vote(failure=str(error), exit_code=error.exit_code, lost=lost, trace=traceback.format_exc())
+        told: Vote[T] = Vote(failure=str(error), exit_code=error.exit_code, lost=lost, trace=traceback.format_exc())
+        absent: Failure = "missing" if isinstance(error, UnavailableError) else "error"
+        return replace(told, kind=getattr(error, "failure", absent))
     except Exception as error:
         # torch.distributed raises RuntimeError for a peer that has gone, and it cannot be told from others by type
-        lost = isinstance(error, dist.DistError) or _mentions_a_lost_peer(str(error))
+        lost = isinstance(error, dist.DistError) or _mentions_the_end(str(error))
         message = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no message'}"
         return Vote(failure=message, exit_code=ExitCode.CHECK_FAILED, lost=lost, trace=traceback.format_exc())
 
 
-def _mentions_a_lost_peer(message: str) -> bool:
-    return any(clue in message.lower() for clue in ("connection closed", "timed out", "reset by peer", "broken pipe"))
+def _mentions_the_end(message: str) -> bool:
+    """A peer that has gone, or a GPU that does nothing any more in this process."""
+    clues = ("connection closed", "timed out", "reset by peer", "broken pipe", "cuda error:")
+    return any(clue in message.lower() for clue in clues)
 
 
 def step_error[T](votes: Sequence[Vote[T]]) -> StepError:
@@ -101,7 +108,7 @@ def step_error[T](votes: Sequence[Vote[T]]) -> StepError:
     rank, vote = next(((r, v) for r, v in failed if not v.lost), failed[0])
     everywhere = len(failed) == len(votes) and len({v.failure for _, v in failed}) == 1
     message = vote.failure if everywhere else f"rank {rank}: {vote.failure}"
-    return StepError(str(message), vote.exit_code, any(v.lost for _, v in failed), vote.trace)
+    return StepError(str(message), vote.exit_code, any(v.lost for _, v in failed), vote.trace, vote.kind)
 
 
 def wait_for_device(device: torch.device, limit_s: float) -> None:

@@ -38,6 +38,8 @@ METHODS: dict[str, Method] = {
         Method("fast_auto", "auto", "fast"),
     )
 }
+# of compare: one copy between two GPUs, the ceiling of every transfer
+FLAT_COPY = "flat_copy"
 COMPONENTS = ("e2e", "communication", "attention")
 DTYPES = ("bfloat16", "float16", "float32")
 # the names of the kernel table, which imports torch; a test keeps the two equal
@@ -91,6 +93,7 @@ class Case:
     kernel: str
     transfer: str | None = None  # of the fast methods
     plan: str | None = None  # likewise, where one was asked for
+    masked: bool = False  # whether a mask leaves out some keys of every rank
 
     @property
     def workload(self) -> "Case":
@@ -100,7 +103,8 @@ class Case:
     def __str__(self) -> str:
         heads = f"H={self.heads}" if self.kv_heads == self.heads else f"H={self.heads}/{self.kv_heads}"
         method = " ".join(word for word in (label(self.method, self.plan), self.transfer) if word)
-        return f"{method} {self.component} S={self.sequence} {heads} D={self.head_dim} B={self.batch} {self.dtype}"
+        shape = f"S={self.sequence} {heads} D={self.head_dim} B={self.batch} {self.dtype}"
+        return f"{method} {self.component} {shape}{' masked' if self.masked else ''}"
 
 
 def label(method: str, plan: str | None) -> str:

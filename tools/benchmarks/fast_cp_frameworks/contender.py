@@ -1,6 +1,7 @@
 """What is checked and timed: one GPU alone, or a context-parallel session, behind one interface."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -59,20 +60,32 @@ class Contender(Protocol):
     def operands(self, source: Source) -> Operands:
         """A set of tensors, and the component of ``case`` over it. Collective where more than one rank computes."""
 
+    def active(self) -> AbstractContextManager[object]:
+        """What must be in force around the calls of ``operands``, and is not part of what they cost."""
 
-class Single:
+
+class _Ours:
+    """Our own calls need nothing around them."""
+
+    def active(self) -> AbstractContextManager[object]:
+        """Nothing."""
+        return nullcontext()
+
+
+class Single(_Ours):
     """All tokens on one GPU, the kernel and nothing else: exists on the first rank."""
 
     def __init__(self, case: Case, source: Source) -> None:
         q = torch.empty(case.batch, case.sequence, case.heads, case.head_dim, dtype=torch_dtype(case), device="meta")
         k = torch.empty(case.batch, case.sequence, case.kv_heads, case.head_dim, dtype=q.dtype, device="meta")
-        facts = signature.of(Inputs(q, k, k), case.sequence, None, None, q.device, 1, 0)
+        mask = torch.empty(case.batch, case.sequence, dtype=torch.bool, device="meta") if case.masked else None
+        facts = signature.of(Inputs(q, k, k), case.sequence, mask, None, q.device, 1, 0)
         self.case, self.bytes_received, self.warm_calls_per_set = case, 0, 0
         self.ranks: tuple[int, ...] = (0,)
         kernel = choose_kernel(case.kernel, [explain(facts.kernel_needs(source.device))])
         self.plan = make_plan(Candidate("single", 1, "none", ONE_SHOT, kernel.used), world=1, kernel=kernel)
         self.transport = Choice("none", "none", "one rank computes: nothing travels")
-        self._scale = facts.scale
+        self._scale, self._mask = facts.scale, source.key_mask()
 
     def tensors(self, source: Source) -> Tensors:
         """All tokens."""
@@ -80,7 +93,7 @@ class Single:
 
     def attend(self, tensors: Tensors) -> torch.Tensor:
         """The kernel."""
-        return run(self.plan, tensors.q, tensors.k, tensors.v, scale=self._scale)
+        return run(self.plan, tensors.q, tensors.k, tensors.v, scale=self._scale, key_mask=self._mask)
 
     def operands(self, source: Source) -> Operands:
         """The kernel is the whole call, whichever component was asked for."""
@@ -88,14 +101,14 @@ class Single:
         return Operands(lambda: self.attend(tensors), tensors.bytes)
 
 
-class Parallel:
+class Parallel(_Ours):
     """The tokens are split over the ranks of ``session``; creating one is collective."""
 
     def __init__(self, case: Case, source: Source, session: CPSession) -> None:
         self.case, self._session = case, session
         self.ranks = tuple(range(session.world))
-        share = source.share(session.rank)
-        self._call: Call = session.admit(_inputs(share), case.sequence, None, None)
+        share, self._mask = source.share(session.rank), source.key_mask()
+        self._call: Call = session.admit(_inputs(share), case.sequence, self._mask, None)
         self.plan, self.transport = self._call.plan, session.choice
         layout, size = self._call.layout, share.q.element_size()
         self.bytes_received = max(layout.bytes_received(r, size, case.head_dim, case.batch) for r in self.ranks)
@@ -108,7 +121,8 @@ class Parallel:
 
     def attend(self, tensors: Tensors) -> torch.Tensor:
         """What a user calls."""
-        return cp_attention(self._session, tensors.q, tensors.k, tensors.v, seq_len=self.case.sequence)[0]
+        q, k, v, tokens = tensors.q, tensors.k, tensors.v, self.case.sequence
+        return cp_attention(self._session, q, k, v, seq_len=tokens, key_mask=self._mask)[0]
 
     def operands(self, source: Source) -> Operands:
         """The component over a fresh set; beside the whole call, its kernel and its communication alone."""
@@ -125,7 +139,8 @@ class Parallel:
 
     def _kernel_alone(self, arrived: Tensors) -> Callable[[], object]:
         """Launched as the plan does: were the host's share in one figure and not in the other, none could be hidden."""
-        kernel = partial(run, self.plan, arrived.q, arrived.k, arrived.v, scale=self._call.scale)
+        q, k, v = arrived.q, arrived.k, arrived.v
+        kernel = partial(run, self.plan, q, k, v, scale=self._call.scale, key_mask=self._mask)
         return as_graph(kernel, arrived.q.device) if self.plan.graph else kernel
 
     def _arrived(self, tensors: Tensors) -> Tensors:

@@ -98,11 +98,12 @@ def _ratio(single_ms: float | None, ms: float) -> float | None:
 
 
 def hidden(e2e_ms: float, repeats: Sequence[Sequence[Beside | None]], bytes_received: int) -> dict[str, float | None]:
-    """What of the communication was hidden behind the kernel, from the medians over ``repeats`` of the slowest rank."""
-    attention_ms, transfer_ms = (
-        statistics.median(max(ms[component] for ms in ranks if ms is not None) for ranks in repeats)
-        for component in ("attention", "communication")
-    )
+    """What of the communication was hidden behind the kernel, from the medians over ``repeats`` of the slowest rank.
+
+    What the communication alone takes is None where a library cannot be called without its kernel.
+    """
+    attention_ms, transfer_ms = (_slowest(repeats, component) for component in ("attention", "communication"))
+    assert attention_ms is not None, "the kernel alone is timed beside every call"
     exposed_ms = e2e_ms - attention_ms
     return {
         "attention_ms": attention_ms,
@@ -110,3 +111,9 @@ def hidden(e2e_ms: float, repeats: Sequence[Sequence[Beside | None]], bytes_rece
         "exposed_ms": exposed_ms,
         "hidden_share": 1 - exposed_ms / transfer_ms if bytes_received and transfer_ms else None,
     }
+
+
+def _slowest(repeats: Sequence[Sequence[Beside | None]], component: str) -> float | None:
+    """Of the slowest rank, the median over ``repeats``; None where ``component`` was not timed."""
+    told = [[ms[component] for ms in ranks if ms is not None and component in ms] for ranks in repeats]
+    return statistics.median(max(times) for times in told) if all(told) else None

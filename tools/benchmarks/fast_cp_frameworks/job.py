@@ -89,7 +89,7 @@ def run(options: Options, corrupt: Corrupt | None = None) -> ExitCode:
 
     ``corrupt`` spoils what is checked: a seam for tests.
     """
-    device = _join(options.timeout_s)
+    device = join(options.timeout_s)
     cases = options.request.cases(device.type)
     control = Control(options.timeout_s)
     reporter = Reporter(options, cases, control.rank == 0)
@@ -110,16 +110,25 @@ def run(options: Options, corrupt: Corrupt | None = None) -> ExitCode:
     return reporter.exit_code
 
 
-def _join(timeout_s: float) -> torch.device:
-    """The process group: NCCL on GPUs, gloo on CPUs."""
+def join(timeout_s: float, *, with_libraries: bool = False) -> torch.device:
+    """The process group: NCCL on GPUs, gloo on CPUs.
+
+    ``with_libraries``: as the documents of other libraries ask for it, with gloo beside NCCL for what they exchange
+    from CPU to CPU. Raises DisagreementError where a rank does not come.
+    """
     try:
         if not torch.cuda.is_available():
-            dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s / 2))
+            backend = "cpu:gloo" if with_libraries else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s / 2))
             return torch.device("cpu")
         device = _own_gpu()
         torch.cuda.set_device(device)
         # NCCL's own watchdog ends the process: it comes after our limits, which end it with a sentence
-        dist.init_process_group("nccl", timeout=timedelta(seconds=2 * timeout_s), device_id=device)
+        limit = timedelta(seconds=2 * timeout_s)
+        if with_libraries:
+            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=limit)
+        else:
+            dist.init_process_group("nccl", timeout=limit, device_id=device)
         return device
     except (RuntimeError, ValueError) as error:
         if isinstance(error, CPError):

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.benchmarks.fast_cp_frameworks.cases import label
-from tools.benchmarks.fast_cp_frameworks.compare import sentence
+from tools.benchmarks.fast_cp_frameworks.paired import sentence
 from tools.benchmarks.fast_cp_frameworks.result import CaseRecord, PlanRecord, Report, ReportSet, Result
 
 COLUMNS = (

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from chitu_diffusion.parallel.cp.errors import ConfigError
 
 Status = Literal["complete", "failed", "running"]
+# wrong: another answer; refused: it does not take this shape; missing: not installed here; hung: it did not end, or
+# ended its process; error: anything else that it raised
+Failure = Literal["wrong", "refused", "missing", "hung", "error"]
 
 
 class _Model(BaseModel):
@@ -37,6 +40,7 @@ class CaseRecord(_Model):
     kernel: str = Field(description="as requested; implementation.attention_plan.kernel is the one that ran")
     transfer: str | None = Field(description="of the fast methods, as requested; the plan names the one that ran")
     plan: str | None = Field(default=None, description="what --plan or --compare forces, None where nothing was forced")
+    masked: bool = Field(default=False, description="whether a mask leaves out a quarter of the keys, at random")
     world_size: int = Field(description="ranks of the job; method single computes on the first alone")
 
 
@@ -117,6 +121,7 @@ class Result(_Model):
 
     status: Status
     reason: str | None = None
+    failure: Failure | None = Field(default=None, description="what kind of failure, in runs of compare")
     case: CaseRecord
     accuracy: Accuracy | None = None
     implementation: Implementation | None = None
@@ -187,7 +192,7 @@ class ReportSet(Run):
     """The file of several; ``status`` is complete only when all are, and running while some are to come."""
 
     schema_: Literal["chitu.fast_cp.benchmark-set/1"] = Field(default="chitu.fast_cp.benchmark-set/1", alias="schema")
-    status: Status
+    status: Status  # of compare: failed only where a row of our own is; what a library does is a finding
     results: tuple[Result, ...]
     comparisons: tuple[Comparison, ...] = Field(default=(), description="of --compare, one for each shape")
 

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import groupby
 
 import torch
+import torch.distributed as dist
 
 from chitu_diffusion.parallel.cp.config import CPConfig
 from chitu_diffusion.parallel.cp.errors import ExitCode
@@ -15,14 +16,17 @@ from chitu_diffusion.parallel.cp.session import CPSession
 from tools.benchmarks.fast_cp_frameworks import accuracy, timing
 from tools.benchmarks.fast_cp_frameworks.accuracy import Corrupt, Judge
 from tools.benchmarks.fast_cp_frameworks.agreement import Control, StepError, wait_for_device
-from tools.benchmarks.fast_cp_frameworks.cases import METHODS, Case
-from tools.benchmarks.fast_cp_frameworks.compare import compare
+from tools.benchmarks.fast_cp_frameworks.cases import FLAT_COPY, METHODS, Case
 from tools.benchmarks.fast_cp_frameworks.contender import Contender, Parallel, Single
 from tools.benchmarks.fast_cp_frameworks.entries import Beside, Entry, Facts, Outcome, complete, facts_of, fastest
 from tools.benchmarks.fast_cp_frameworks.inputs import Source
 from tools.benchmarks.fast_cp_frameworks.options import Options
+from tools.benchmarks.fast_cp_frameworks.paired import compare
+from tools.benchmarks.fast_cp_frameworks.peers.contender import Theirs
+from tools.benchmarks.fast_cp_frameworks.peers.flat_copy import FlatCopy
+from tools.benchmarks.fast_cp_frameworks.peers.table import PEERS
 from tools.benchmarks.fast_cp_frameworks.result import CaseRecord, Comparison, Result, Timing
-from tools.benchmarks.fast_cp_frameworks.timing import Plan, Stopwatch
+from tools.benchmarks.fast_cp_frameworks.timing import Plan, Sample, Stopwatch
 
 POOL_BYTES = 8 << 30  # holds K, V and the output twice at the largest shape of the presets
 MOST_ITERATIONS_BESIDE = 5  # for figures beside the one that was asked for
@@ -32,7 +36,8 @@ class Runner:
     """Runs cases on this rank; creating one and each of its calls is collective.
 
     ``done`` is told each outcome, ``compared`` each comparison that was asked for, and ``advance`` each finished step
-    of ``steps``. ``corrupt`` spoils the outputs that are checked: a seam for tests.
+    of ``steps``. ``corrupt`` spoils the outputs that are checked: a seam for tests. ``begin`` is told the case of
+    every step before it: who watches from outside knows which one did not end. Our own methods run over ``group``.
     """
 
     def __init__(
@@ -44,9 +49,13 @@ class Runner:
         compared: Callable[[Comparison], None],
         advance: Callable[[str], None],
         corrupt: Corrupt | None = None,
+        begin: Callable[[Case], None] = lambda case: None,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self.options, self.device, self._control = options, device, control
         self._done, self._compared, self._advance, self._corrupt = done, compared, advance, corrupt
+        self._begin, self._group = begin, group
+        self._sources: dict[int, Source] = {}
         self._sessions: dict[CPConfig, CPSession] = {}
         self._fast: FastCP | None = None
         self._watch = Stopwatch(device)
@@ -81,6 +90,7 @@ class Runner:
         if self.options.request.compare and len(timed) == 2:
             a, b = (entry.result.case for entry in entries)
             self._compared(compare(a, b, timed[0].repeats_ms, timed[1].repeats_ms))
+        self._sources.clear()
 
     def _each(self, entries: list[Entry], work: Callable[[Entry], None]) -> list[Entry]:
         """Those of ``entries``, in turn, for which the step succeeded."""
@@ -97,38 +107,53 @@ class Runner:
             return facts_of(contender) if contender is not None else None
 
         self._advance(str(case))
+        self._begin(case)
         try:
             facts = self._control.step(build)[0]
             assert facts is not None, "rank 0 always computes"
             blank = blank.model_copy(
                 update={"implementation": facts.implementation, "bytes_received_per_rank": facts.bytes_received}
             )
-            measured = self._control.step(lambda: self._measure(contender, judge))
+            measured = self._control.step(lambda: self._measure(contender, judge, source))
         except StepError as error:
             self._fail(blank, error)
             return None
-        told = accuracy.record(measured, judge.reference_name, self._seed)
+        told = accuracy.record(measured, self._seed)
         checked = blank.model_copy(update={"accuracy": told})
         wrong = accuracy.verdict(measured)
         if wrong is not None:
-            self._done(Outcome(checked.model_copy(update={"reason": wrong}), ExitCode.CHECK_FAILED))
+            failed = checked.model_copy(update={"reason": wrong, "failure": "wrong"})
+            self._done(Outcome(failed, ExitCode.CHECK_FAILED))
             return None
         return Entry(case, facts, contender, checked)
 
-    def _measure(self, contender: Contender | None, judge: Judge) -> accuracy.Measured | None:
+    def _measure(self, contender: Contender | None, judge: Judge, source: Source) -> accuracy.Measured | None:
         if contender is None:
             return None
-        return judge.measure(contender, self._corrupt, lambda: wait_for_device(self.device, self._limit_s))
+        wait = partial(wait_for_device, self.device, self._limit_s)
+        if isinstance(contender, FlatCopy):
+            return contender.measure(source, wait)
+        return judge.measure(contender, self._corrupt, wait)
 
     def _contender(self, case: Case, source: Source) -> Contender | None:
+        rank = self._control.rank
+        if case.method in PEERS:
+            return Theirs(case, source, PEERS[case.method], rank)
+        if case.method == FLAT_COPY:
+            self._start_fast()
+            return FlatCopy(case, source, rank)
         config = METHODS[case.method].config(case.kernel, case.transfer or "auto", case.plan)
         if config is None:
-            return Single(case, source) if self._control.rank == 0 else None
-        if config.backend == "fast" and self._fast is None:
-            self._fast = init_fast_cp(device=self.device, pool_bytes=POOL_BYTES)
+            return Single(case, source) if rank == 0 else None
+        if config.backend == "fast":
+            self._start_fast()
         if config not in self._sessions:
-            self._sessions[config] = CPSession(config, device=self.device, fast=self._fast)
+            self._sessions[config] = CPSession(config, self._group, device=self.device, fast=self._fast)
         return Parallel(case, source, self._sessions[config])
+
+    def _start_fast(self) -> None:
+        if self._fast is None:
+            self._fast = init_fast_cp(self._group, device=self.device, pool_bytes=POOL_BYTES)
 
     def close(self) -> None:
         """Give back what the fast methods hold; collective."""
@@ -143,24 +168,34 @@ class Runner:
         def first() -> int | None:
             if entry.contender is None:
                 return None
-            entry.sets.append(entry.contender.operands(source))
+            entry.sets.append(entry.contender.operands(self._inputs(0, source)))
             sizes = entry.sets[0].bytes, entry.sets[0].beside_bytes
             return timing.sets_needed(*sizes, *timing.cache_and_free_bytes(self.device))
 
         def others() -> None:
             for i in range(1, count):
                 if entry.contender is not None:
-                    entry.sets.append(
-                        entry.contender.operands(Source(source.case, source.world, source.seed + 1000 * i, self.device))
-                    )
+                    entry.sets.append(entry.contender.operands(self._inputs(i, source)))
 
         count = min(wanted for wanted in self._control.step(first) if wanted is not None)
         self._control.step(others)
 
+    def _inputs(self, number: int, source: Source) -> Source:
+        """The inputs of one set, the same tensors for all entries of a workload."""
+        if number not in self._sources:
+            self._sources[number] = source.keeping(source.seed + 1000 * number)
+        return self._sources[number]
+
     def _time(self, entry: Entry) -> None:
         self._advance(str(entry.case))
         plan, calls = self._plan(entry), [operands.call for operands in entry.sets]
-        work = (lambda: self._watch.repeat(calls, plan)) if entry.contender is not None else (lambda: None)
+
+        def work() -> Sample | None:
+            if entry.contender is None:
+                return None
+            with entry.contender.active():
+                return self._watch.repeat(calls, plan)
+
         entry.samples.append(self._control.step(work))
 
     def _time_beside(self, entry: Entry) -> None:
@@ -180,6 +215,7 @@ class Runner:
 
     def _guard(self, entry: Entry, work: Callable[[], None]) -> bool:
         """Whether a step of an entry succeeded; its outcome is told where it did not."""
+        self._begin(entry.case)
         try:
             work()
         except StepError as error:
@@ -190,7 +226,7 @@ class Runner:
 
     def _fail(self, result: Result, error: StepError) -> None:
         """The outcome of a failed step; raises the error again where the ranks cannot go on together."""
-        failed = result.model_copy(update={"status": "failed", "reason": str(error)})
+        failed = result.model_copy(update={"status": "failed", "reason": str(error), "failure": error.failure})
         self._done(Outcome(failed, error.exit_code, error.trace))
         if error.lost:
             raise error
