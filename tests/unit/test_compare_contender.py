@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from tools.benchmarks.fast_cp_frameworks.accuracy import Judge, verdict
 from tools.benchmarks.fast_cp_frameworks.cases import Case
 from tools.benchmarks.fast_cp_frameworks.inputs import Source
-from tools.benchmarks.fast_cp_frameworks.peers import flat_copy
+from tools.benchmarks.fast_cp_frameworks.peers import contender, flat_copy
 from tools.benchmarks.fast_cp_frameworks.peers.base import OURS, MissingError, Peer, Prepared, RefusedError, Setting
 from tools.benchmarks.fast_cp_frameworks.peers.contender import Theirs
 from tools.benchmarks.fast_cp_frameworks.peers.flat_copy import FlatCopy
@@ -128,3 +129,10 @@ def test_a_flat_copy_is_right_when_the_neighbours_keys_and_values_came(monkeypat
         assert (verdict([copy.measure(source, lambda: None)]) is not None) == wrong
     with pytest.raises(RefusedError):
         FlatCopy(replace(case, sequence=13), Source(replace(case, sequence=13), 2, 5, CPU), 0)
+
+
+def test_a_kernel_of_ours_is_given_what_a_collective_has_brought_and_not_its_promise() -> None:
+    plain = torch.ones(2)
+    promised = AsyncCollectiveTensor(plain)
+    assert type(contender._waited(promised)) is torch.Tensor
+    assert contender._waited(plain) is plain

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from chitu_diffusion.parallel.cp.config import Choice
 from chitu_diffusion.parallel.cp.errors import UnavailableError
@@ -90,9 +91,16 @@ class Theirs:
         return source.share(self._rank)
 
     def attend(self, tensors: Tensors) -> torch.Tensor:
-        """The library's call, with all that must be in force around it."""
+        """The library's call, with all that must be in force around it.
+
+        Returns when every stream of the device has come to rest: what a library has left behind on a stream of its own
+        would otherwise end, or never end, in somebody else's time.
+        """
         with self.active():
-            return self._prepared.call(tensors.q, tensors.k, tensors.v, self._given_mask)
+            out = self._prepared.call(tensors.q, tensors.k, tensors.v, self._given_mask)
+        if out.is_cuda:
+            torch.cuda.synchronize(out.device)
+        return out
 
     def active(self) -> AbstractContextManager[object]:
         """The library's own context."""
@@ -134,9 +142,17 @@ class Theirs:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The kernel of our table that ``plan`` names."""
         scale = self.case.head_dim**-0.5
+        q, k, v = (_waited(x) for x in (q, k, v))
         if not return_lse:
             return run(self.plan, q, k, v, scale=scale, key_mask=key_mask), None
         return KERNELS[self.plan.kernel].run(q, k, v, scale=scale, key_mask=key_mask, return_lse=True)
+
+
+def _waited(x: torch.Tensor) -> torch.Tensor:
+    """What a functional collective gives, once it is there: kernels that take addresses would not wait for it."""
+    while isinstance(x, AsyncCollectiveTensor):
+        x = x.trigger_wait()  # type: ignore[no-untyped-call]
+    return x
 
 
 def _nothing(
