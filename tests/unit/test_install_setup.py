@@ -124,6 +124,11 @@ def test_headers_are_installed_apart_where_torch_brings_none(repository: Reposit
     assert f"building against {repository.root}/.deps/fast-cp/python/nvidia/nvshmem" in said
 
 
+@pytest.mark.parametrize("typed", [["--nvshmem-home", "/opt/nvshmem"], ["--nvshmem-home=/opt/nvshmem"]])
+def test_the_nvshmem_that_is_named_is_what_it_says_to_build_against(repository: Repository, typed: list[str]) -> None:
+    assert "building against /opt/nvshmem\n" in repository.setup(*typed)[1]
+
+
 def test_without_uv_on_the_path_one_is_installed(repository: Repository) -> None:
     (repository.home / "bin/uv").rename(repository.home / "uv")
     body = f'[ "$1 $2" != "-m venv" ] || {{ mkdir -p "$3/bin"; cp "{repository.home}/uv" "$3/bin/"; '

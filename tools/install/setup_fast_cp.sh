@@ -33,6 +33,17 @@ step() {
     fi
 }
 
+# The folder that --nvshmem-home names among the arguments, if it does.
+nvshmem_asked() {
+    local argument previous=""
+    for argument in "$@"; do
+        case $argument in --nvshmem-home=*) printf '%s' "${argument#*=}" ;; esac
+        [ "$previous" = --nvshmem-home ] && printf '%s' "$argument"
+        previous=$argument
+    done
+    return 0
+}
+
 names_toolkit() {
     local argument
     for argument in "$@"; do
@@ -68,7 +79,8 @@ if ! [ -f "$NVSHMEM_HOME/include/nvshmem.h" ] && [ "$NVSHMEM_HOME" != "$FAST_CP_
         "$uv" pip install --python "$python" --target "$FAST_CP_DEPS_ROOT/python" --no-deps "$pinned"
     export NVSHMEM_HOME="$FAST_CP_DEPS_ROOT/python/nvidia/nvshmem"
 fi
-say "NVSHMEM: building against $NVSHMEM_HOME"
+asked=$(nvshmem_asked "$@")
+say "NVSHMEM: building against ${asked:-$NVSHMEM_HOME}"
 
 # 3. build
 result=$(mktemp)

@@ -13,8 +13,8 @@ OLDEST_TOOL: dict[str, tuple[Version, str]] = {
     "g++": ((9,), "torch's headers are C++17"),
 }
 GET_TOOL = {
-    "nvcc": "uv sync --group cuda-build, or set CUDA_HOME to a toolkit",
-    "cuobjdump": "uv sync --group cuda-build, or set CUDA_HOME to a toolkit",
+    "nvcc": "uv sync --inexact --group cuda-build, or set CUDA_HOME to a toolkit",
+    "cuobjdump": "uv sync --inexact --group cuda-build, or set CUDA_HOME to a toolkit",
     "g++": "install g++ with the system's package manager",
 }
 
