@@ -58,19 +58,38 @@ def plan(
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     method: Annotated[str, typer.Option(help="auto, agkv or ulysses.")] = "auto",
     cp_size: Annotated[int | None, typer.Option(help="Ranks; by default one per GPU.")] = None,
+    world: Annotated[
+        int | None, typer.Option(help="2 to 8 GPUs of one node; if more than are here, the answer is the model's.")
+    ] = None,
+    link_gbs: Annotated[
+        float | None,
+        typer.Option(
+            help="Ask the model, for this link: GB/s that a GPU receives from all others together while it sends as "
+            "much. On NVLink what a large copy reaches; on PCIe what its slot does, less where GPUs share one."
+        ),
+    ] = None,
+    kernel_tflops: Annotated[
+        float | None,
+        typer.Option(help="Ask the model, for this kernel: TFLOP/s of attention on one GPU at long sequences."),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the table there too (schema chitu.plan/1).")
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write the table there too (schema chitu.plan/1, or chitu.plan.model/1)."
+        ),
     ] = None,
 ) -> None:
     """Show how Fast CP can run attention of one shape, how long each way takes, and which one it uses.
 
-    Starts one process per GPU and measures where that has not been done before. Exit code: 0 measured, 1 something
-    went wrong, 2 wrong usage, 3 there are no GPUs or no extension to measure with, and the times are estimates.
+    Starts one process per GPU and measures where that has not been done before. With --link-gbs, --kernel-tflops, or
+    more GPUs in --world than are here, it needs none, and shows bytes, times and speed-up of every method by the
+    model; what is not given is an H200's. Exit code: 0 measured, or modelled as asked, 1 something went wrong, 2 wrong
+    usage, 3 there are no GPUs or no extension to measure with, and the times are estimates.
     """
-    from chitu_diffusion.commands.plan import Question, run_plan
+    from chitu_diffusion.commands.plan import Machine, Question, run_plan
 
     question = Question(sequence, heads, heads if kv_heads is None else kv_heads, head_dim, batch, dtype, method)
-    raise typer.Exit(run_plan(question, cp_size, output))
+    raise typer.Exit(run_plan(question, cp_size, output, Machine(world, link_gbs, kernel_tflops)))
 
 
 app.command()(generate)

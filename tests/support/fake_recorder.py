@@ -30,7 +30,9 @@ class FakeRecorder:
     now: int = 1
     turn: int = 0
     turns: int = 1
-    forward_ms: float = 0.0
+    forward_ms: float = 1.0
+    launch_ms: float = 1.0  # of the host, for a block
+    clock: float = 0.0
     fails: bool = False
     in_use: str | None = None
 
@@ -55,3 +57,7 @@ class FakeRecorder:
     def took(self) -> list[str]:
         taken, self.log = self.log, []
         return taken
+
+    def host_ms(self) -> float:
+        self.clock += self.launch_ms
+        return self.clock

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from chitu_diffusion.parallel.cp.fast.adapters import block_graphs, block_guard
+from chitu_diffusion.parallel.cp.fast.adapters import block_guard
 from chitu_diffusion.parallel.cp.fast.adapters.block_graphs import GRAPHS, MOST_KINDS, MOST_TURNS, BlockGraphs
 from tests.support.fake_recorder import FakeRecorder
 
@@ -119,11 +119,13 @@ def test_what_is_changed_between_blocks_reaches_the_next_one() -> None:
     assert model.recorder.took()[:1] == ["replay"]  # the first block has the same inputs as ever
 
 
-def test_long_blocks_stay_eager() -> None:
-    model = Model(FakeRecorder(forward_ms=3 * (block_graphs.LONGEST_BLOCK_MS + 1)))
+@pytest.mark.parametrize(("forward_ms", "graphs"), [(3.5, True), (4.0, False), (300.0, False)])
+def test_blocks_whose_launch_the_devices_hide_stay_eager(forward_ms: float, graphs: bool) -> None:
+    model = Model(FakeRecorder(forward_ms=forward_ms, launch_ms=1.0))
     assert all(model.run(seed) for seed in range(4))
-    assert model.recorder.took() == []
-    assert model.graphs.told == ("a block takes 9.0 ms, which hides its launch",)
+    assert bool(model.recorder.took()) is graphs
+    told = f"a block takes {forward_ms / 3:.1f} ms, of which the host needs 1.0 to launch it"
+    assert model.graphs.told == (GRAPHS if graphs else told,)
 
 
 def test_blocks_that_run_over_something_else_stay_eager() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chitu_diffusion import cli
-from chitu_diffusion.commands.plan import Question
+from chitu_diffusion.commands.plan import Machine, Question
 from chitu_diffusion.parallel.cp import errors
 
 HELP_LIMIT_S = 0.5
@@ -112,11 +112,13 @@ def test_what_is_typed_becomes_the_question_of_a_plan(monkeypatch: pytest.Monkey
     asked: list[object] = []
     monkeypatch.setattr("chitu_diffusion.commands.plan.run_plan", lambda *given: asked.append(given))
     line = "chitu plan --sequence 8 --heads 6 --kv-heads 3 --dtype float16 --method agkv --cp-size 4 --json x.json"
-    for typed in (line, "chitu plan --sequence 8 --heads 6"):
+    rates = "chitu plan --sequence 8 --heads 6 --world 8 --link-gbs 50 --kernel-tflops 99.5"
+    for typed in (line, "chitu plan --sequence 8 --heads 6", rates):
         monkeypatch.setattr(sys, "argv", typed.split())
         with pytest.raises(SystemExit):
             cli.main()
     assert asked == [
-        (Question(8, 6, 3, 128, 1, "float16", "agkv"), 4, Path("x.json")),
-        (Question(8, 6, 6, 128, 1, "bfloat16", "auto"), None, None),
+        (Question(8, 6, 3, 128, 1, "float16", "agkv"), 4, Path("x.json"), Machine()),
+        (Question(8, 6, 6, 128, 1, "bfloat16", "auto"), None, None, Machine()),
+        (Question(8, 6, 6, 128, 1, "bfloat16", "auto"), None, None, Machine(8, 50.0, 99.5)),
     ]

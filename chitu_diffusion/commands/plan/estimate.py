@@ -6,7 +6,8 @@ import torch
 
 from chitu_diffusion.commands.plan.question import Question
 from chitu_diffusion.parallel.cp.config import METHODS, Rejected
-from chitu_diffusion.parallel.cp.fast.attention.candidates import Work, candidates, estimate_s
+from chitu_diffusion.parallel.cp.fast.attention.candidates import candidates
+from chitu_diffusion.parallel.cp.fast.attention.cost import Work, estimate_s
 from chitu_diffusion.parallel.cp.fast.attention.planner import choose_kernel
 from chitu_diffusion.parallel.cp.fast.attention.table import explain
 from chitu_diffusion.parallel.cp.fast.attention.wanted import parse_wanted

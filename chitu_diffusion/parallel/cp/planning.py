@@ -10,7 +10,8 @@ import torch
 from chitu_diffusion.parallel.cp.call import Call
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig, Rejected
 from chitu_diffusion.parallel.cp.control import ControlChannel
-from chitu_diffusion.parallel.cp.fast.attention.candidates import Work, candidates
+from chitu_diffusion.parallel.cp.fast.attention.candidates import candidates
+from chitu_diffusion.parallel.cp.fast.attention.cost import Work
 from chitu_diffusion.parallel.cp.fast.attention.planner import (
     Candidate,
     choose_kernel,

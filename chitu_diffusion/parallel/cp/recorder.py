@@ -1,5 +1,6 @@
 """CUDA graphs that hold exchanges over the fast transport, and the time that a stretch of work takes."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,6 +39,9 @@ class Recorder(Protocol):
 
     def elapsed_ms(self, begin: Any, end: Any) -> float:
         """Milliseconds between two stamps. The host waits for the second."""
+
+    def host_ms(self) -> float:
+        """Milliseconds of the host's clock."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +114,7 @@ class GraphRecorder:
         """See ``Recorder``."""
         end.synchronize()
         return float(begin.elapsed_time(end))
+
+    def host_ms(self) -> float:
+        """See ``Recorder``."""
+        return 1e3 * time.perf_counter()

@@ -1,8 +1,8 @@
-"""Whole blocks as CUDA graphs, where launching a block takes the host longer than running it takes the device.
+"""Whole blocks as CUDA graphs, where launching a block takes the host about as long as running it takes the devices.
 
 At image sizes on several GPUs a block of a diffusion transformer is over in one or two milliseconds, and its sixty or
 so launches take the host as long. Every kind of input is run eagerly once, so that everything is planned and compiled,
-and once more to be timed; blocks that are short are captured in the third forward and replayed from then on.
+and once more to be timed; blocks that wait for the host are captured in the third forward and replayed from then on.
 
 A graph reads and writes memory that stays: inputs are copied there unless the last block has left them there, and
 outputs are copied out, so that whoever keeps one keeps what it was. Each rank decides for itself: a replay does to
@@ -24,7 +24,8 @@ from chitu_diffusion.parallel.cp.fast.adapters.block_values import NotPlainError
 from chitu_diffusion.parallel.cp.recorder import NotRecordedError, Recorder, Recording
 
 NEW, TIMED, GRAPHS = "new", "timed", "graphs"
-LONGEST_BLOCK_MS = 8.0  # launching a block takes 1 to 4 ms; a longer block hides it
+# of a block's time: where launching takes less, the host keeps ahead of the devices, and a graph would gain nothing
+LAUNCH_SHARE = 0.8
 MOST_KINDS = 8  # of inputs: sizes, and lengths of prompts
 MOST_TURNS = 4  # of the windows at which one block is captured
 
@@ -104,6 +105,8 @@ class BlockGraphs:
         self._off: str | None = "no forward has begun"
         self._met: _Kind | None = None  # by the last block that ran
         self._begun: Any = None
+        self._ended: Any = None
+        self._launched_ms: list[float] = []  # of the host, block by block
         self._copied: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
         self._left: _Left | None = None
 
@@ -135,9 +138,7 @@ class BlockGraphs:
         if kind is not None and kind.state == NEW:
             kind.state = TIMED
         elif kind is not None and kind.state == TIMED and self._begun is not None:
-            ms = self._recorder.elapsed_ms(self._begun, self._recorder.stamp()) / len(self._blocks)
-            long = f"a block takes {ms:.1f} ms, which hides its launch" if ms > LONGEST_BLOCK_MS else None
-            kind.state = self._unfit() or long or GRAPHS
+            kind.state = self._unfit() or self._too_long() or GRAPHS
         self._forget()
 
     def close(self) -> None:
@@ -146,9 +147,19 @@ class BlockGraphs:
         self._kinds.clear()
         self._kept = None
 
+    def _too_long(self) -> str | None:
+        """Why the blocks of this forward, which have been timed, need no graphs."""
+        ms = self._recorder.elapsed_ms(self._begun, self._ended) / len(self._launched_ms)
+        # not the median: a full queue of launches holds the host up in the later blocks
+        launch_ms = sorted(self._launched_ms)[len(self._launched_ms) // 4]
+        if launch_ms >= LAUNCH_SHARE * ms:
+            return None
+        return f"a block takes {ms:.1f} ms, of which the host needs {launch_ms:.1f} to launch it"
+
     def _forget(self) -> None:
         self._met = self._begun = self._left = None
         self._copied.clear()
+        self._launched_ms.clear()
 
     def _call(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         kind = self._kind_of((args, kwargs)) if self._off is None else None
@@ -156,9 +167,16 @@ class BlockGraphs:
             return self._by_graph(kind, index, forward, (args, kwargs))
         if kind is None or kind.state != TIMED:
             return forward(*args, **kwargs)
+        return self._timed(kind, index, forward, (args, kwargs))
+
+    def _timed(self, kind: _Kind, index: int, forward: Forward, inputs: Any) -> Any:
+        args, kwargs = inputs
         if index == 0:
             self._begun = self._recorder.stamp()
+        before_ms = self._recorder.host_ms()
         made = forward(*args, **kwargs)
+        self._launched_ms.append(self._recorder.host_ms() - before_ms)
+        self._ended = self._recorder.stamp()
         if kind.made is None:
             kind.made = mapped(made, torch.empty_like)
         return made

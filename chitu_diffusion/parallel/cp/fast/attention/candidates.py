@@ -1,25 +1,24 @@
-"""Which ways to run a call are worth measuring: a cost model in plain numbers, that prunes and never decides.
+"""Which ways to run a call are worth measuring: the cost model prunes, and never decides.
 
-The model plays a schedule through: groups of heads arrive one after the other, a kernel runs whole waves of tiles over
-the SMs, and waits where its keys are not there yet. Its constants are measured on H200 (docs/results/NOTES.md); on
-other hardware the order it gives is rougher, and the measurement that follows decides in any case.
+Its constants are measured on H200; on other hardware the order it gives is rougher, and the measurement that follows
+decides in any case.
 """
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, combinations, pairwise, product
+from dataclasses import replace
+from itertools import combinations, pairwise, product
 
 from chitu_diffusion.parallel.cp.errors import UnavailableError
+from chitu_diffusion.parallel.cp.fast.attention.cost import Work, estimate_s
+from chitu_diffusion.parallel.cp.fast.attention.hardware import H200, Hardware
 from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate
 from chitu_diffusion.parallel.cp.fast.attention.schedule import LOCAL_FIRST, ONE_SHOT, Schedule
 from chitu_diffusion.parallel.cp.fast.attention.wanted import Wanted
 
-TILE_ROWS = 128  # queries that one SM attends for at a time
-FLOPS_PER_SM = 660e12 / 132
-LAUNCH_S, SIGNAL_S = 6e-6, 18e-6  # of a kernel behind another; from a send to its announced arrival
-COPY_BYTES_PER_S = 3.5e12  # one pass of the merge, or of a copy, over the GPU's memory
-LINK_BYTES_PER_S = 340e9
+# Cautious: transfers slowed by what runs beside them, lasting load, and no kernel that fills another's last wave.
+# Other numbers prune other splits of the heads, so whoever changes these measures again.
+PRUNING = replace(H200.steady, link_bytes_per_s=340e9, prologue_s=0.0, shares_waves=False)
 SMALLEST_ROW_BYTES = 1024  # a copy engine is slow on shorter rows
 GRAPH_BELOW_S = 20e-3  # the host's share of a call is worth capturing, and the memory of partial outputs is small
 MOST_SEARCHED_HEADS = 64
@@ -28,67 +27,18 @@ BUDGET_S = 1.2  # of a GPU's time that warming up may take; candidates beyond it
 CALLS_MEASURED, FEWEST_MEASURED = 5, 3  # of one candidate before the rounds that are counted, and some of those
 
 
-@dataclass(frozen=True)
-class Work:
-    """One method's share of a call on the rank that has most of it; bytes are received from other ranks."""
-
-    method: str
-    ulysses_degree: int
-    batch: int
-    q_rows: int
-    kv_rows: int
-    num_heads: int
-    num_kv_heads: int
-    head_bytes: int
-    bytes_in: int
-    bytes_out: int
-    least_own_rows: int  # on any rank, of the keys
-    text_queries: bool
-    num_sms: int = 132
-
-    def kernel_s(self, q_heads: int, keys: float) -> float:
-        """Seconds of the kernel for ``q_heads`` heads and that many keys."""
-        tiles = self.batch * q_heads * -(-self.q_rows // TILE_ROWS)
-        tile_flops = 2 * TILE_ROWS * keys * self.head_bytes  # 4 · rows · keys · D, and 2 bytes to an element
-        return LAUNCH_S + math.ceil(tiles / self.num_sms) * tile_flops / FLOPS_PER_SM
-
-    def out_bytes(self, q_heads: int) -> int:
-        """Bytes of the output of ``q_heads`` heads on this rank."""
-        return self.batch * self.q_rows * q_heads * self.head_bytes
-
-
-def estimate_s(work: Work, schedule: Schedule) -> float:
-    """Seconds that ``schedule`` takes by the model."""
-    total, ratio = sum(schedule.groups), work.num_heads // work.num_kv_heads
-    bounds = [work.num_kv_heads * w // total for w in accumulate(schedule.groups, initial=0)]
-    kv_heads = [b - a for a, b in pairwise(bounds)]
-    own = work.least_own_rows if schedule.local_first else 0
-    now = work.kernel_s(work.num_heads, own) if schedule.local_first else 0.0
-    sent = returned = 0.0
-    for count in kv_heads:
-        share, heads = count / work.num_kv_heads, count * ratio
-        sent += share * work.bytes_in / LINK_BYTES_PER_S
-        now = max(now, SIGNAL_S + sent) + work.kernel_s(heads, work.kv_rows - own)
-        returned = max(returned, now) + share * work.bytes_out / LINK_BYTES_PER_S
-    if schedule.local_first:  # the last merge; those before it run beside attention
-        now += LAUNCH_S + 3 * work.out_bytes(kv_heads[-1] * ratio) / COPY_BYTES_PER_S
-    if work.bytes_out:
-        now = returned + SIGNAL_S + 2 * work.out_bytes(work.num_heads) / COPY_BYTES_PER_S
-    return now
-
-
-def schedules(work: Work, local: bool) -> list[Schedule]:
-    """Schedules worth measuring, simplest first; ``local``: also those that attend locally first."""
-    best: dict[int, Schedule] = {}  # of every number of groups
+def schedules(work: Work, local: bool, hardware: Hardware = PRUNING) -> list[Schedule]:
+    """Schedules worth measuring on ``hardware``, simplest first; ``local``: also those that attend locally first."""
+    best: dict[int, tuple[float, Schedule]] = {}  # of every number of groups
     for schedule in _pipelines(work):
-        groups = len(schedule.groups)
-        if groups not in best or estimate_s(work, schedule) < estimate_s(work, best[groups]):
-            best[groups] = schedule
+        groups, seconds = len(schedule.groups), estimate_s(work, schedule, hardware)
+        if groups not in best or seconds < best[groups][0]:
+            best[groups] = seconds, schedule
     equal = [Schedule((1,) * n) for n in (2, 4) if work.num_kv_heads >= 2 * n]
     # in groups where more keys come than are there: with two ranks all of them have come when the own ones are done
     more = work.kv_rows > 2 * work.least_own_rows + 2
     split = [Schedule((1,) * n, local_first=True) for n in LOCAL_GROUPS if more and work.num_kv_heads >= 2 * n]
-    found = [*([LOCAL_FIRST, *split] if local else []), *equal, *best.values()]
+    found = [*([LOCAL_FIRST, *split] if local else []), *equal, *(schedule for _, schedule in best.values())]
     return [ONE_SHOT, *sorted(dict.fromkeys(found), key=_complexity)]
 
 
@@ -135,7 +85,7 @@ def candidates(
         why = _why_not(works, kernels, with_lse, transfers, wanted)
         raise UnavailableError(f"the plan that was asked for ({wanted}) cannot run here: {why}")
     by_method = {work.method: work for work in works}
-    seconds = {candidate: estimate_s(by_method[candidate.method], candidate.schedule) for candidate in allowed}
+    seconds = {candidate: estimate_s(by_method[candidate.method], candidate.schedule, PRUNING) for candidate in allowed}
     plain = allowed[0]  # what everything else has to beat is always measured; then what is best at most shapes
     kept, spent = [plain], CALLS_MEASURED * seconds[plain]
     for candidate in sorted(allowed[1:], key=lambda c: (c.schedule != LOCAL_FIRST, seconds[c])):
@@ -156,7 +106,7 @@ def _of_method(
         for schedule in named:
             if schedule.local_first and not local:
                 continue
-            short = estimate_s(work, schedule) < GRAPH_BELOW_S
+            short = estimate_s(work, schedule, PRUNING) < GRAPH_BELOW_S
             # copy engines are best beside a kernel; where nothing runs beside a short transfer, SMs may start sooner
             choice = transfers if short and schedule == ONE_SHOT and kernel == preferred else transfers[:1]
             for transfer, graph in product(choice, _graphs(schedule, short, wanted)):
