@@ -36,6 +36,11 @@ class Sharing:
         """One entry for each way in which blocks ran so far."""
         return self._handle.block_choices if self._handle is not None else ()
 
+    @property
+    def block_graphs(self) -> tuple[str, ...]:
+        """For each kind of inputs so far, whether blocks run as CUDA graphs, or why not; nothing without ``fast``."""
+        return self._handle.block_graphs if self._handle is not None else ()
+
     def close(self) -> None:
         """End it. Collective over the lane."""
         self._ends.close()

@@ -25,7 +25,7 @@ KEYS = {
     "schema", "model", "pipeline", "requests", "files", "fps", "dtype", "device", "parallel", "seconds_per_step",
     "step_seconds", "total_seconds", "load_seconds", "peak_memory_bytes", "versions",
 }  # fmt: skip
-PARALLEL_KEYS = {"asked", "world_size", "cfg", "cp", "split_reason", "backend", "blocks", "plans"}
+PARALLEL_KEYS = {"asked", "world_size", "cfg", "cp", "split_reason", "backend", "blocks", "block_graphs", "plans"}
 
 
 @pytest.fixture(scope="module")

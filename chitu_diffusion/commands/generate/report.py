@@ -34,6 +34,7 @@ class Report:
     device: str
     backend: Choice
     block_choices: Sequence[Choice]
+    block_graphs: Sequence[str]
     plans: Sequence[dict[str, Any]]
     results: Sequence[Result]
     ranks: Sequence[RankReport]
@@ -49,7 +50,9 @@ def make_report(
     job: Job, sharing: Sharing, dtype: str, device: str, results: Sequence[Result], ranks: Sequence[RankReport]
 ) -> Report:
     """The report of a job whose ``sharing`` has not been closed yet."""
-    return Report(job, dtype, device, sharing.choice, sharing.block_choices, sharing.plans, results, ranks)
+    return Report(
+        job, dtype, device, sharing.choice, sharing.block_choices, sharing.block_graphs, sharing.plans, results, ranks
+    )
 
 
 def plan_line(job: Job, backend: Choice, dtype: str, device: str) -> str:
@@ -90,6 +93,7 @@ def to_json(report: Report) -> str:
             "split_reason": job.split.reason,
             "backend": asdict(report.backend),
             "blocks": [asdict(choice) for choice in report.block_choices],
+            "block_graphs": list(report.block_graphs),
             "plans": list(report.plans),
         },
         "seconds_per_step": report.seconds_per_step,
