@@ -196,6 +196,22 @@ def test_modules_that_nobody_knows_stay_eager(monkeypatch: pytest.MonkeyPatch) -
     assert "Block in a block may change without being seen" in model.graphs.told[0]
 
 
+class Quantised(torch.Tensor):
+    """A tensor without an address, as those of quantisers are."""
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("there is no storage")
+
+
+def test_quantised_weights_stay_eager() -> None:
+    model = Model(FakeRecorder())
+    weight = model.blocks[2].inner.weight.data
+    model.blocks[2].inner.weight = nn.Parameter(weight.as_subclass(Quantised), requires_grad=False)
+    assert all(model.run(seed) for seed in range(4))
+    assert model.recorder.took() == []
+    assert "a weight in a block is a" in model.graphs.told[0]
+
+
 def test_an_input_that_may_change_without_being_seen_stays_eager() -> None:
     model = Model(FakeRecorder())
     for _ in range(4):

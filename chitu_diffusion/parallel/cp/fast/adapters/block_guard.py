@@ -5,11 +5,14 @@ that without being seen stands in the way.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
+import torch
 from torch import nn
 
 # their modules compute the same at every call; one of peft scales its LoRA by a number that may change
 PACKAGES = ("torch", "diffusers")
+PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)  # quantised ones are others, and have no address of their own
 
 
 def why_not(blocks: Sequence[nn.Module]) -> str | None:
@@ -28,6 +31,9 @@ def _obstacles(block: nn.Module) -> Iterator[str]:
             yield f"a {kind.__name__} in a block has a hook, which must see every call"
         if module is not block and "forward" in vars(module):
             yield f"a {kind.__name__} in a block has a forward of its own"
+        for weight in chain(module._parameters.values(), module._buffers.values()):
+            if weight is not None and type(weight) not in PLAIN:
+                yield f"a weight in a block is a {type(weight).__name__}, which may change without being seen"
 
 
 class Kept:
