@@ -75,6 +75,7 @@ def main(folder: Path) -> None:
                 runner.options = replace(options, **asdict(effort(cases[0], control.world, device.type)))
                 runner.run(cases)
                 if device.type == "cuda":
+                    torch.cuda.synchronize(device)  # nothing may still use what is given back
                     torch.cuda.empty_cache()  # the next shape's tensors fit into none of these blocks
         control.gather(None)
         diary.end()
