@@ -3,11 +3,12 @@
 #
 #   [CHITU_COMMIT=abc] bash tools/benchmarks/fast_cp_frameworks/two_gpus.sh OUTDIR [PART...]
 #
-# Without PART everything runs, in about 12 minutes; the parts and their limits are listed below. CHITU_COMMIT names the
+# Without PART everything runs, in about 25 minutes; the parts and their limits are listed below. CHITU_COMMIT names the
 # commit where the copy has no git repository.
 #
-# Needs python3 with torch, triton, rich, pydantic and pytest. A machine without network takes from .carry/ what it
-# finds there: whl/*.whl, cute/*.tar.xz (packed site folders) and lib/libfast_cp.so.
+# Needs python3 with torch, triton, rich, pydantic and pytest; wrapper, models and pictures also diffusers and what
+# `chitu serve` needs, compare the libraries of the uv group peers. A machine without network takes from .carry/ what it
+# finds there: whl/*.whl, cute/*.tar.xz and peers/*.tar.xz (packed site folders), and lib/libfast_cp.so.
 # Each part has its own time limit, so that one that hangs costs no other its time. Exit code: 0, or 1 if a part failed.
 set -uo pipefail
 
@@ -20,16 +21,17 @@ wanted=("$@")
 
 # one host whose GPUs others share: NVLink multicast stays off (a program that uses it can put them out of service)
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+export PYTHON=${PYTHON:-python3} # of run_wrapper.sh
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 CHITU_CACHE_DIR=$(mktemp -d) # every plan is measured anew, once for all parts
 export CHITU_CACHE_DIR
 export PYTHONPATH=$PWD:$PWD/csrc/python${PYTHONPATH:+:$PYTHONPATH}
 
 shopt -s nullglob
-carried=(.carry/whl/*.whl .carry/cute/*.tar.xz)
+carried=(.carry/whl/*.whl .carry/cute/*.tar.xz .carry/peers/*.tar.xz)
 if [ ${#carried[@]} -gt 0 ]; then
     site=$(mktemp -d)
-    for archive in .carry/cute/*.tar.xz; do tar -xJf "$archive" -C "$site" & done
+    for archive in .carry/cute/*.tar.xz .carry/peers/*.tar.xz; do tar -xJf "$archive" -C "$site" & done
     wait
     wheels=(.carry/whl/*.whl)
     [ ${#wheels[@]} -gt 0 ] && python3 -m pip install -q --no-index --no-deps --upgrade --target "$site" "${wheels[@]}"
@@ -78,6 +80,10 @@ bench qwen-image 60 --model qwen-image --method $all,fast_auto --iterations 8
 bench z-image 50 --model z-image --method $all,fast_auto --iterations 8
 bench kept-plans 30 --model z-image --sequence 4096 --method single,fast_auto --iterations 8
 bench wan-1.3b 90 --model wan-1.3b --method $all,fast_auto --iterations 5
+part wrapper 260 bash chitu_diffusion/parallel/cp/fast/test/run_wrapper.sh "$out/wrapper" --cp 2
+part models 300 python3 -m tools.benchmarks.fast_cp_frameworks.models --output "$out/models.json" --iterations 2 \
+    --model qwen-image-1328 z-image-1024 wan-14b-720p
+part compare 420 python3 -m tools.benchmarks.fast_cp_frameworks.compare --preset dit --limit 400 --output "$out/compare"
 bench wan-14b 90 --model wan-14b --method $all --iterations 3 --repeats 2 --warmup 1
 
 echo "== results"
