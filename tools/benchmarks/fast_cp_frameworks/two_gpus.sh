@@ -68,6 +68,7 @@ program() { # NAME SECONDS FILE OPTIONS...: a program of tests/multigpu on two r
 }
 
 all=single,nccl_agkv,nccl_ulysses,fast_agkv,fast_ulysses
+part doctor 60 python3 -m chitu_diffusion.cli doctor --require fast --self-test
 program probe 60 extension_probe.py
 program calls 110 fast_attention.py --cases 170 --exact 150
 part faults 100 python3 tests/multigpu/extension_faults.py --output "$out/faults.json"
