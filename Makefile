@@ -40,6 +40,9 @@ pins:
 	$(UV) lock
 	$(UV) run --no-sync --no-project python tools/pins.py
 
-# The tables of docs/results/ from its JSON files.
+# The numbers of README.md, docs/benchmarks.md and docs/results/README.md from the JSON files of docs/results/; the tables of
+# docs/scaling.md, from the cost model, and docs/api.md, from the docstrings.
 results:
-	$(UV) run python -m tools.benchmarks.fast_cp_frameworks.table docs/results/*.json > docs/results/README.md
+	$(UV) run --no-sync python -m tools.benchmarks.fast_cp_frameworks.pages --write
+	$(UV) run --no-sync python -m tools.benchmarks.fast_cp_frameworks.scaling --write
+	$(UV) run --no-sync python tools/api_docs.py

@@ -24,7 +24,7 @@ def measure(
     monkeypatch.setattr(jobs, "GRACE_S", 0.5)
     monkeypatch.setattr(jobs, "START_STALL_S", 20)
     told: list[str] = []
-    settings = Settings(2, 1.0, time.monotonic() + limit_s, None, tmp_path / "log")
+    settings = Settings(2, 4.0, time.monotonic() + limit_s, None, tmp_path / "log")
     return jobs.measure(wanted_cases, settings, told.append), told
 
 
@@ -39,7 +39,7 @@ def test_what_hangs_or_ends_costs_its_own_rows_only(bad: str, tmp_path: Path, mo
         ("first", 8, None), (bad, 8, "hung"), ("last", 8, None),
         ("first", 16, None), (bad, 16, "hung"), ("last", 16, None),
     ]  # fmt: skip
-    reason = {"hangs": "no step ended within 1.5 s", "ends": "rank 0 ended with code 7"}[bad]
+    reason = {"hangs": "no step ended within 4.5 s", "ends": "rank 0 ended with code 7"}[bad]
     assert results[1].reason == reason
     assert results[4].reason == "not tried: it ended the job at S=8, H=4"
     assert told == [f"{bad} (own) at S=8: {reason}; going on without it"]  # one job more, not one for each shape

@@ -166,6 +166,8 @@ def test_the_data_is_fresh_each_time() -> None:
 
 def test_an_interrupted_doctor_leaves_no_rank_behind(tmp_path: Path) -> None:
     code = (
+        # a background job of a shell, as a test run may be, ignores SIGINT, and so do its children
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from chitu_diffusion.commands.doctor.process import run_together\n"
         f"run_together([['sh', '-c', 'touch {tmp_path}/up; (sleep 2; touch {tmp_path}/left) & wait']] * 2, limit_s=30)"
     )

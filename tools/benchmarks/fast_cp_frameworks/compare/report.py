@@ -159,7 +159,7 @@ def _failures(here: Sequence[Row]) -> str:
     """A line for each reason and the shapes that it was given for, with all methods that gave it."""
     shapes_of: dict[tuple[str, str, str], list[str]] = {}
     for row in sorted((row for row in here if row.result.status == "failed"), key=_order):
-        key = (row.result.failure or "error", _general(row), row.name)
+        key = (row.result.failure or "error", general(row), row.name)
         shapes_of.setdefault(key, []).append(str(row.at))
     lines: dict[tuple[str, str, str], list[str]] = {}
     for (kind, reason, name), at in shapes_of.items():
@@ -167,7 +167,7 @@ def _failures(here: Sequence[Row]) -> str:
     return "\n".join(f"- {kind} at {at}: {', '.join(who)}: {reason}" for (kind, at, reason), who in lines.items())
 
 
-def _general(row: Row) -> str:
+def general(row: Row) -> str:
     """Without the method before it and the shape behind it, so that one reason is told once."""
     reason = (row.result.reason or "no reason was given").removeprefix(f"{row.result.case.method} ")
     return reason.partition(" (S=")[0] if reason.endswith(" ranks)") else reason
