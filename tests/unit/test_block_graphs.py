@@ -128,6 +128,14 @@ def test_blocks_whose_launch_the_devices_hide_stay_eager(forward_ms: float, grap
     assert model.graphs.told == (GRAPHS if graphs else told,)
 
 
+def test_blocks_that_stay_eager_take_no_memory() -> None:
+    model = Model(FakeRecorder(forward_ms=300.0))
+    assert all(model.run(seed) for seed in range(3))
+    (kind,) = model.graphs._kinds.values()
+    assert (kind.inputs, kind.outputs) == ([], ([], []))
+    assert {tensor.device.type for tensor in kind.made} == {"meta"}
+
+
 def test_blocks_that_run_over_something_else_stay_eager() -> None:
     model = Model(FakeRecorder(), lambda: "blocks run over nccl")
     assert all(model.run(seed) for seed in range(4))

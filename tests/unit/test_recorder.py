@@ -28,6 +28,7 @@ class Graph:
     """A CUDA graph of torch."""
 
     pools: Pools
+    failed = False
 
     def capture_begin(self, pool: int, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local"
@@ -36,7 +37,8 @@ class Graph:
         self.pool, self.users = pool, self.pools.users
 
     def capture_end(self) -> None:
-        pass
+        if self.failed:
+            raise RuntimeError("the capture was invalidated")
 
     def replay(self) -> None:
         pass
@@ -108,9 +110,10 @@ def test_a_graph_on_windows_that_have_moved_is_not_replayed(transport: Transport
     assert transport.fast.turns == {"in": 1}
 
 
-def test_what_cannot_be_recorded_leaves_nothing_behind(transport: Transport) -> None:
+def test_what_cannot_be_recorded_leaves_nothing_behind(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
         transport.use("in")
+        monkeypatch.setattr(Graph, "failed", True)
         raise RuntimeError("not while a graph is captured")
 
     with pytest.raises(NotRecordedError, match="not while a graph is captured"):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -95,8 +96,11 @@ class GraphRecorder:
                 graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
                 try:
                     work()
-                finally:
-                    graph.capture_end()
+                except Exception:
+                    with suppress(Exception):  # it says no more than that something has failed
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
         except Exception as error:  # whatever a kernel, or a copy from the host, raises while it is captured
             transport.abandon(tags, {tag: known.get(tag, 0) for tag in tags})
             raise NotRecordedError(str(error)) from error

@@ -44,15 +44,16 @@ class _Kind:
 
     state: str = NEW
     inputs: list[torch.Tensor] = field(default_factory=list)
-    made: Any = None  # an output of a block, for its structure
+    made: Any = None  # an output of a block, for its structure: without memory
     outputs: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])  # two sets, written in turn by block after block
     graphs: dict[tuple[int, int, tuple[Source, ...]], list[Recording]] = field(default_factory=dict)
 
     def hold(self, given: Sequence[torch.Tensor]) -> None:
         """Take the memory that graphs read and write."""
         self.inputs = [torch.empty_like(tensor) for tensor in given]
-        made = tensors_of(self.made)
-        self.outputs = made, [torch.empty_like(tensor) for tensor in made]
+        made, device = tensors_of(self.made), given[0].device
+        one, other = ([torch.empty_like(tensor, device=device) for tensor in made] for _ in range(2))
+        self.outputs = one, other
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class BlockGraphs:
         self._launched_ms.append(self._recorder.host_ms() - before_ms)
         self._ended = self._recorder.stamp()
         if kind.made is None:
-            kind.made = mapped(made, torch.empty_like)
+            kind.made = mapped(made, partial(torch.empty_like, device="meta"))
         return made
 
     def _kind_of(self, inputs: Any) -> _Kind | None:
