@@ -15,8 +15,7 @@ from chitu_diffusion.models.folder import ModelFolder
 from chitu_diffusion.models.parts import load_part
 from chitu_diffusion.models.request import CancelledError, OnStep, Request, Result
 from chitu_diffusion.models.spec import ModelSpec
-from chitu_diffusion.parallel.cp.errors import CPError
-from chitu_diffusion.parallel.cp.fast.extension import first_line
+from chitu_diffusion.parallel.cp.errors import CPError, first_line
 
 TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has two
 

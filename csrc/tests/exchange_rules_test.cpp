@@ -1,56 +1,10 @@
 // The rules of an exchange one by one, between two processes on the fake device: what is told when, graphs replayed on
 // one rank and eager calls on the other, the rank's own rows, generations, the order of streams, and calls into CUDA.
-#include "exchange_cases.hpp"
+#include "exchange_uses.hpp"
 
 using namespace cases;
 
 namespace {
-
-constexpr int kWorld = 2;
-constexpr int64_t kLimitMs = 6000;
-constexpr int64_t kShortLimitMs = 1500;  // for what must not come
-
-Exchange gather(std::vector<int64_t> chunks = {1}, int64_t rows = 6) {
-  Exchange x;
-  x.world = kWorld, x.chunks = std::move(chunks), x.head_bytes = 2 * kElement;
-  x.seq = {rows, rows + 1}, x.q_heads = x.kv_heads = {4};
-  return x;
-}
-
-Runtime& begin(int rank, int64_t limit_ms = kLimitMs) {
-  return Runtime::create({rank, kWorld, 0, kPool, limit_ms, ""});
-}
-
-Request keys_and_values(const Held& held, const std::string& tag = "kv", int generation = -1) {
-  Request request = request_for(held, tag, kKeysAndValues, Transfer::kCopyEngine, false);
-  request.generation = generation;
-  return request;
-}
-
-// One use from start to done; returns its slot. What is wrong in the windows is added when the use is carried out.
-int use(Runtime& runtime, const Request& request, int64_t* wrong) {
-  OpenExchange& open = start_exchange(runtime, request);
-  send_chunks(runtime, open, 0, open.plan->num_chunks());
-  for (int chunk = 0; chunk < open.plan->num_chunks(); ++chunk) wait_chunk(runtime, open, chunk);
-  fake::run([wrong, copy = open, &runtime] { *wrong += wrong_in(copy, runtime.settings.rank); });
-  const int slot = open.slot;
-  finish_exchange(runtime, request.tag);
-  return slot;
-}
-
-int use(Runtime& runtime, const Request& request) {
-  int64_t wrong = 0;
-  const int slot = use(runtime, request, &wrong);
-  check(wrong == 0, sentence("rank ", runtime.settings.rank, ": ", wrong, " wrong elements"));
-  return slot;
-}
-
-// What this rank has told its peer of a slot.
-uint64_t told(Runtime& runtime, int slot) {
-  const int rank = runtime.settings.rank;
-  const auto* page = reinterpret_cast<const uint64_t*>(runtime.heap.at(1 - rank, 0));
-  return page[signal_index(slot, kConsumedLine) + rank];
-}
 
 void done_is_told_at_the_next_begin(int rank) {
   Runtime& runtime = begin(rank);

@@ -39,7 +39,7 @@ MORE = {
         Case("z-image", 49, controlnet=True),
     ],
 }
-ON_EIGHT = {
+ON_MANY = {
     "wan": [Case("wan", 49, heads=30)],
     "qwen-image": [Case("qwen-image", 75, (13, 6), mask=True), Case("qwen-image", 49, (1,), heads=30)],
     "z-image": [Case("z-image", 75, (13, 40), heads=5)],
@@ -61,9 +61,10 @@ def test_equals_one_process(model: str, method: str, world: int) -> None:
     check(world, method, usual + MORE[model])
 
 
+@pytest.mark.parametrize("world", [5, 6, 7, 8])
 @pytest.mark.parametrize("method", METHODS)
-def test_equals_one_process_on_eight_ranks(method: str) -> None:
-    check(8, method, [case for cases in ON_EIGHT.values() for case in cases])
+def test_equals_one_process_on_many_ranks(method: str, world: int) -> None:
+    check(world, method, [case for cases in ON_MANY.values() for case in cases])
 
 
 def in_turn(worker: Worker, method: str, cases: list[Case]) -> list[float]:

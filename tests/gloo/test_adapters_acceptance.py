@@ -19,8 +19,8 @@ from chitu_diffusion.parallel.cp.fast.test.case import Place, RowRun
 from chitu_diffusion.parallel.cp.fast.test.report import Record
 from chitu_diffusion.parallel.cp.fast.test.rows import ROWS, Case
 from chitu_diffusion.parallel.cp.session import CPSession
+from tests.gloo.overlapped_runs import PLANS, Unmoved, only
 from tests.gloo.region_fake import FakeSlots, kept_nowhere
-from tests.gloo.test_adapters_overlapped import PLANS, Unmoved, only
 from tests.gloo.test_adapters_wrong_results_show import own_keys_only
 from tests.support.pool import SIZE, Worker, pool
 

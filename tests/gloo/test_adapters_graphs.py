@@ -10,8 +10,8 @@ from chitu_diffusion.parallel.cp.fast.adapters.block_graphs import GRAPHS, Block
 from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
 from tests.gloo.adapter_runs import traces
 from tests.gloo.checks import error
+from tests.gloo.overlapped_runs import PLANS, only, use_overlapped
 from tests.gloo.region_fake import FakeSlots
-from tests.gloo.test_adapters_overlapped import PLANS, only, use_overlapped
 from tests.support.fake_recorder import FakeRecorder
 from tests.support.pool import Worker, pool
 from tests.support.tiny_models import Case, inputs_for, model_for, output

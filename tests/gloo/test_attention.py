@@ -61,20 +61,20 @@ def test_one_rank_holds_one_token_or_none(method: str, world: int) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("world", [4, 8])
+@pytest.mark.parametrize("world", range(3, 9))
 @pytest.mark.parametrize("heads", [30, 14])
 def test_heads_that_do_not_divide(method: str, world: int, heads: int) -> None:
     check(world, Case(61, heads, method=method), Case(61, heads, method=method, text_len=13, batch=2))
 
 
-@pytest.mark.parametrize("degree", [1, 2, 4])
-def test_the_hybrid_of_a_forced_degree(degree: int) -> None:
-    cases = [Case(75, 6, method="ulysses", degree=degree), Case(49, 4, method="ulysses", degree=degree, text_len=6)]
-    check(4, *cases)
+@pytest.mark.parametrize(("world", "degree"), [(4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (8, 2), (8, 4)])
+def test_the_hybrid_of_a_forced_degree(world: int, degree: int) -> None:
+    cases = [Case(75, 6, method="ulysses", degree=degree), Case(49, 5, method="ulysses", degree=degree, text_len=6)]
+    check(world, *cases)
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 6, 7, 8])
 def test_text_and_image_with_padding(method: str, world: int) -> None:
     text = {"text_len": 77, "valid_text": (64, 51), "batch": 2, "method": method}
     case, other = Case(1024, 6, **text), Case(1024, 6, **text, pad_value=-1e4)

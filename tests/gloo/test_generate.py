@@ -137,6 +137,9 @@ SHAPES = [
     Shape(1, 4, "ulysses"),
     Shape(2, 1),
     Shape(2, 2),
+    Shape(1, 7),
+    Shape(2, 3, "ulysses"),
+    Shape(2, 4),
 ]
 
 

@@ -1,6 +1,7 @@
 """What the benchmark says about plans: what was hidden, and which of two is faster; in which order it times them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from chitu_diffusion.parallel.cp.config import Rejected
 from tools.benchmarks.fast_cp_frameworks import entries, options, paired, render, result, runner
 from tools.benchmarks.fast_cp_frameworks.agreement import Control
 from tools.benchmarks.fast_cp_frameworks.cases import Case
@@ -70,6 +72,13 @@ def test_the_best_kernel_of_one_gpu_is_what_others_are_compared_with() -> None:
     alone = entries.complete(entry, timing(2, 1), entries.fastest([]))
     assert (alone.speedup_over_single, alone.speedup_back_to_back) == (None, None)
     assert (alone.attention_ms, alone.hidden_share) == (None, None)
+
+
+def test_a_row_has_the_times_that_its_plan_was_chosen_by() -> None:
+    contender = Single(CASE, Source(CASE, 1, 5, CPU))
+    contender.plan = replace(contender.plan, ms=0.5, rejected=(Rejected("another", "0.900 ms", 0.9),))
+    plan = entries.facts_of(contender).implementation.attention_plan
+    assert (plan.ms, [other.ms for other in plan.rejected]) == (0.5, [0.9])
 
 
 NOISE = np.random.default_rng(1).normal(1, 0.01, (2, 40))

@@ -19,6 +19,7 @@ from chitu_diffusion.commands.doctor.judge import judge
 from chitu_diffusion.commands.doctor.self_test import STEPS
 from chitu_diffusion.models.weights import check_weights
 from chitu_diffusion.parallel.cp import config, signature, transport
+from chitu_diffusion.parallel.cp.errors import first_line
 from chitu_diffusion.parallel.cp.fast import extension, profiles
 from chitu_diffusion.parallel.cp.fast.adapters import block_guard
 from chitu_diffusion.parallel.cp.fast.adapters.paths import Paths
@@ -71,7 +72,7 @@ def of_doctor() -> Iterator[str]:
     yield found("extension", extension=NOT_THERE, wheel=INSTALLED)
     other = replace(EXTENSION, version="0.2.0", missing_operators=("all_gather_kv_4d",), info={})
     yield found("extension", extension=Seen(value=other))
-    yield found("extension", extension=Seen(broken=extension.first_line(does_not_load())))
+    yield found("extension", extension=Seen(broken=first_line(does_not_load())))
     yield found("extension nvshmem", extension=with_info(**nvshmem(loaded=None, problem=HOST_MISSING)))
     yield found("extension nvshmem", extension=with_info(**nvshmem(loaded=None, problem=MAJOR_DIFFERS)))
     yield found("extension nvshmem", extension=with_info(**nvshmem(built="3.7.2")))

@@ -98,11 +98,12 @@ def test_query_heads_stay_with_their_kv_heads(layout: Layout) -> None:
         assert kv.size >= 1
 
 
-def test_at_one_step_every_rank_talks_to_another_peer() -> None:
-    layout = Layout(world=4, degree=1, seq_len=16, num_heads=4, num_kv_heads=4)
-    steps = [[m.dst for m in layout.moves_in(r) if m.src == r and m.tensor == "k"] for r in range(4)]
+@pytest.mark.parametrize("world", range(2, 9))
+def test_at_one_step_every_rank_talks_to_another_peer(world: int) -> None:
+    layout = Layout(world=world, degree=1, seq_len=4 * world + 1, num_heads=4, num_kv_heads=4)
+    steps = [[m.dst for m in layout.moves_in(r) if m.src == r and m.tensor == "k"] for r in range(world)]
     for targets in zip(*steps, strict=True):
-        assert sorted(targets) == [0, 1, 2, 3]
+        assert sorted(targets) == list(range(world))
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])

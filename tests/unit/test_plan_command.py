@@ -16,7 +16,7 @@ from chitu_diffusion.commands.doctor.process import Ended
 from chitu_diffusion.commands.plan import Question, estimate, measure, rank, render, run_plan
 from chitu_diffusion.parallel.cp.config import Choice, Rejected
 from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, ExitCode, UnavailableError
-from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate, decide, make_plan
+from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate, Decision, as_before, decide, make_plan
 from chitu_diffusion.parallel.cp.fast.attention.schedule import LOCAL_FIRST, ONE_SHOT, Schedule
 
 QUESTION = Question(4096, 40, 40, 128, 1, "bfloat16", "auto")
@@ -46,20 +46,34 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return seen
 
 
+FOUND = [
+    Candidate("agkv", 1, "ce", ONE_SHOT, "cudnn"),
+    Candidate("agkv", 1, "ce", LOCAL_FIRST, "cudnn"),
+    Candidate("ulysses", 2, "ce", Schedule((1, 4)), "cudnn", graph=True),
+]
+
+
 def plan_of(measured: dict[str, float | str]) -> dict[str, Any]:
     """What rank 0 prints where the candidates took, or failed, as ``measured`` says."""
-    found = [
-        Candidate("agkv", 1, "ce", ONE_SHOT, "cudnn"),
-        Candidate("agkv", 1, "ce", LOCAL_FIRST, "cudnn"),
-        Candidate("ulysses", 2, "ce", Schedule((1, 4)), "cudnn", graph=True),
-    ]
-    told = dict(zip((candidate.name for candidate in found), measured.values(), strict=True))
-    used, why, rejected = decide(found, [told, told])
+    told = dict(zip((candidate.name for candidate in FOUND), measured.values(), strict=True))
+    return printed(decide(FOUND, [told, told]))
+
+
+def printed(decided: Decision) -> dict[str, Any]:
     kernel = Choice("auto", "cudnn", "first", (Rejected("cute", "it is not installed"),))
-    chosen = make_plan(used, world=2, kernel=kernel, why=why, rejected=rejected, bytes_received={"agkv": 2 * SHARE})
+    chosen = make_plan(
+        decided.used,
+        world=2,
+        kernel=kernel,
+        why=decided.why,
+        rejected=decided.rejected,
+        bytes_received={"agkv": 2 * SHARE},
+        ms=decided.ms,
+    )
     return {
         "name": chosen.name,
         "reason": chosen.reason,
+        "ms": chosen.ms,
         "rejected": [asdict(entry) for entry in chosen.rejected],
         "bytes_received": chosen.bytes_received,
         "device": "NVIDIA H200",
@@ -120,11 +134,10 @@ def test_with_gpus_every_candidate_has_its_time_or_why_it_has_none(
 
 
 def test_a_plan_that_was_measured_earlier_has_its_times_too() -> None:
-    answer = plan_of({"one_shot": 0.9, "local_first": 0.5, "ulysses": 0.7})
-    answer["reason"] = "kernel cudnn: first; x took 0.500 ms when it was measured, earlier, and is the fastest"
-    for entry in answer["rejected"]:
-        entry["reason"] += ", earlier" if "ms" in entry["reason"] else ""
-    told = measure.as_report(QUESTION, 2, answer)
+    plain, local, ulysses = (candidate.name for candidate in FOUND)
+    kept_ms = {local: 0.5, plain: 0.9, ulysses: 0.7}
+    decided = as_before(kept_ms, {candidate.name: candidate for candidate in FOUND})
+    told = measure.as_report(QUESTION, 2, printed(decided))
     assert [(row.measured_ms, row.why_not) for row in told.rows] == [(0.5, None), (0.9, None), (0.7, None)]
 
 

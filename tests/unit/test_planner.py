@@ -10,7 +10,9 @@ from chitu_diffusion.parallel.cp.config import Choice, Rejected
 from chitu_diffusion.parallel.cp.errors import ConfigError, UnavailableError
 from chitu_diffusion.parallel.cp.fast.attention.planner import (
     Candidate,
+    Decision,
     Measured,
+    as_before,
     choose_kernel,
     decide,
     make_plan,
@@ -40,43 +42,53 @@ def test_a_name_says_everything_that_a_user_may_ask_for() -> None:
 
 
 def test_the_slowest_rank_decides() -> None:
-    used, why, rejected = decide(THREE, [told(1.0, 2.0, 3.0), told(5.0, 2.5, 3.0)])
-    assert used == LOCAL
-    assert f"{LOCAL.name} took 2.500 ms, the fastest of 3 measured" in why
-    assert rejected == (Rejected(PLAIN.name, "5.000 ms"), Rejected(PIPELINE.name, "3.000 ms"))
+    decided = decide(THREE, [told(1.0, 2.0, 3.0), told(5.0, 2.5, 3.0)])
+    assert (decided.used, decided.ms) == (LOCAL, 2.5)
+    assert f"{LOCAL.name} took 2.500 ms, the fastest of 3 measured" in decided.why
+    assert decided.rejected == (Rejected(PLAIN.name, "5.000 ms", 5.0), Rejected(PIPELINE.name, "3.000 ms", 3.0))
 
 
 @pytest.mark.parametrize(("plain_ms", "winner"), [(2.019, PLAIN), (2.021, PIPELINE)])
 def test_a_tie_within_one_percent_goes_to_the_simpler(plain_ms: float, winner: Candidate) -> None:
-    assert decide(THREE, [told(plain_ms, 2.5, 2.0)])[0] == winner
+    assert decide(THREE, [told(plain_ms, 2.5, 2.0)]).used == winner
 
 
 def test_of_two_that_are_tied_the_first_is_taken_though_the_second_is_faster() -> None:
-    assert decide(THREE, [told(9.0, 2.01, 2.0)])[0] == LOCAL
+    assert decide(THREE, [told(9.0, 2.01, 2.0)]).used == LOCAL
 
 
 def test_the_order_of_the_answers_does_not_matter() -> None:
     measured = dict(reversed(list(told(1.0, 1.0, 1.0).items())))
-    assert decide(THREE, [measured])[0] == PLAIN
+    assert decide(THREE, [measured]).used == PLAIN
 
 
 def test_a_failure_on_one_rank_puts_a_candidate_out_with_the_reason() -> None:
-    used, why, rejected = decide(THREE, [told(1.0, 2.0, 3.0), told("OutOfMemoryError: 3 GiB", 2.0, 3.0)])
-    assert used == LOCAL
-    assert "the fastest of 2 measured" in why
-    assert Rejected(PLAIN.name, "on rank 1: OutOfMemoryError: 3 GiB") in rejected
-    assert len(rejected) == 2
+    decided = decide(THREE, [told(1.0, 2.0, 3.0), told("OutOfMemoryError: 3 GiB", 2.0, 3.0)])
+    assert decided.used == LOCAL
+    assert "the fastest of 2 measured" in decided.why
+    assert Rejected(PLAIN.name, "on rank 1: OutOfMemoryError: 3 GiB") in decided.rejected
+    assert len(decided.rejected) == 2
 
 
 def test_a_candidate_that_a_rank_never_timed_since_another_failed_is_out() -> None:
     never_timed = {name: ms for name, ms in told(1.0, 2.0, 3.0).items() if name != PLAIN.name}
-    _, _, rejected = decide(THREE, [never_timed, told("it broke", 2.0, 3.0)])
-    assert Rejected(PLAIN.name, "on rank 1: it broke") in rejected
+    decided = decide(THREE, [never_timed, told("it broke", 2.0, 3.0)])
+    assert Rejected(PLAIN.name, "on rank 1: it broke") in decided.rejected
 
 
 def test_the_only_one_that_runs_is_not_called_the_fastest() -> None:
-    used, why, _ = decide(THREE, [told("a", "b", 3.0)])
-    assert (used, why) == (PIPELINE, f"{PIPELINE.name} took 3.000 ms")
+    decided = decide(THREE, [told("a", "b", 3.0)])
+    assert (decided.used, decided.why) == (PIPELINE, f"{PIPELINE.name} took 3.000 ms")
+
+
+def test_a_decision_that_was_kept_says_so_and_has_the_same_times() -> None:
+    kept_ms = {LOCAL.name: 2.5, PLAIN.name: 5.0}
+    assert as_before(kept_ms, {candidate.name: candidate for candidate in THREE}) == Decision(
+        LOCAL,
+        f"{LOCAL.name} took 2.500 ms when it was measured, earlier, and is the fastest",
+        (Rejected(PLAIN.name, "5.000 ms, earlier", 5.0),),
+        2.5,
+    )
 
 
 def test_where_all_fail_every_reason_is_told() -> None:
@@ -99,24 +111,25 @@ def test_what_is_taken_works_everywhere_and_is_nearly_the_fastest(by_rank: list[
         with pytest.raises(UnavailableError):
             decide(THREE, measured)
         return
-    used, _, rejected = decide(THREE, measured)
-    assert slowest[used.name] <= 1.01 * min(slowest.values())
-    assert {used.name, *(other.name for other in rejected)} == {candidate.name for candidate in THREE}
-    assert len(rejected) == 2
+    decided = decide(THREE, measured)
+    assert decided.ms == slowest[decided.used.name] <= 1.01 * min(slowest.values())
+    assert {decided.used.name, *(other.name for other in decided.rejected)} == {candidate.name for candidate in THREE}
+    assert {other.name: other.ms for other in decided.rejected if other.ms is not None} == {
+        name: ms for name, ms in slowest.items() if name != decided.used.name
+    }
+    assert len(decided.rejected) == 2
 
 
 def test_a_plan_tells_its_kernel_what_travels_and_why_it_was_taken() -> None:
-    slower = (Rejected(LOCAL.name, "2.000 ms"),)
-    plan = make_plan(
-        PLAIN, world=4, kernel=AUTO, why="it took 1 ms", rejected=slower, bytes_received={"agkv": 6, "ulysses": 3}
-    )
+    slower, received = (Rejected(LOCAL.name, "2.000 ms", 2.0),), {"agkv": 6, "ulysses": 3}
+    plan = make_plan(PLAIN, world=4, kernel=AUTO, why="it took 1 ms", rejected=slower, bytes_received=received, ms=1.0)
     assert plan.reason == (
         "kernel cudnn: first in the table that serves this call on every rank; "
         "agkv: K and V are gathered from 4 ranks; it took 1 ms"
     )
     assert plan.rejected == (Rejected("cute", "no"), *slower)
-    assert plan.bytes_received == {"agkv": 6, "ulysses": 3}
-    assert plan.name == PLAIN.name
+    assert plan.bytes_received == received
+    assert (plan.name, plan.ms) == (PLAIN.name, 1.0)
 
 
 def test_a_plan_keeps_every_part_of_its_candidate() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from chitu_diffusion.parallel.cp.fast.adapters import region_tuning
+from chitu_diffusion.parallel.cp import rounds
 from chitu_diffusion.parallel.cp.fast.adapters.region_tuning import LONGEST_RECORDED_MS, RegionTuner
 from tests.support.fake_recorder import FakeRecorder
 
@@ -19,7 +19,8 @@ class Alone:
 
 def measured(monkeypatch: pytest.MonkeyPatch, ms: float, recorder: FakeRecorder | None) -> tuple[set[str], list[str]]:
     """Which trials were told a time, and what the recorder did."""
-    monkeypatch.setattr(region_tuning, "rounds_for", lambda one_round: 3)
+    for name, count in {"FEWEST_FIRST": 1, "MOST_FIRST": 1, "FEWEST_ROUNDS": 2, "MOST_ROUNDS": 2}.items():
+        monkeypatch.setattr(rounds, name, count)
     control: Any = Alone()
     tuner = RegionTuner(control, torch.device("cpu"), lambda: None, recorder)
     monkeypatch.setattr(tuner, "_timed", lambda run: (run(), ms)[1])
@@ -30,7 +31,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, ms: float, recorder: FakeRecorder 
 def test_short_regions_are_timed_as_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     names, log = measured(monkeypatch, LONGEST_RECORDED_MS / 2, FakeRecorder(turns=2))
     assert names == {"a", "b"}
-    assert log.count("record") == 2  # each of the two comes in one turn
+    assert 2 <= log.count("record") <= 2 * 2  # each of the two comes in one turn, or in both
     assert log.count("replay") == 2 * (2 + 1 + 3)  # warming up, one round to count by, three rounds
 
 

@@ -39,7 +39,7 @@ LAYERS = [
         f"{CP}.fast.transport",
         f"{CP}.fast.way_back",
     ],
-    [f"{CP}.call", f"{CP}.plan_cache"],
+    [f"{CP}.call", f"{CP}.plan_cache", f"{CP}.rounds"],
     [f"{CP}.recorder"],
     [f"{CP}.graphs"],
     [f"{CP}.tuning"],

@@ -15,7 +15,7 @@ from chitu_diffusion.serving.ranks import SILENCE_S
 from chitu_diffusion.serving.watch import Watch
 from chitu_diffusion.serving.wire import Hello, Leave, Left, Place, Ready, Release, Run, Stepped, new_place
 from chitu_diffusion.serving.worker import Worker
-from tests.unit.test_serve_engine import Clock
+from tests.unit.engine_runs import Clock
 
 RUN = Run("j", Lane(0, 1, 1), Request("a", "", 16, 16, 1, 5, 0.0, 0), 1)
 

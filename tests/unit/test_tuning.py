@@ -21,7 +21,7 @@ from chitu_diffusion.parallel.cp.fast.attention.schedule import Schedule
 from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
 from chitu_diffusion.parallel.cp.layout import Layout
 from chitu_diffusion.parallel.cp.transport import Inputs
-from chitu_diffusion.parallel.cp.tuning import FEWEST_ROUNDS, MOST_ROUNDS, Trial, Tuner, rounds_for
+from chitu_diffusion.parallel.cp.tuning import Trial, Tuner
 from tests.support.reference_row import EXACT
 
 WORLD = 2
@@ -161,7 +161,8 @@ def test_the_ranks_run_the_same_calls_in_turn_however_fast_they_are(machine: Mac
     machine.on(names[1], 1, ms=1000.0)
     machine.measure(trials)
     assert machine.called[0] == machine.called[1]
-    assert machine.called[0][-2 * len(names) :] == names * 2
+    last = machine.called[0][-2 * (len(names) - 1) :]  # without the one that cannot win
+    assert sorted(last) == sorted([names[0], *names[2:]] * 2)
 
 
 def test_a_kernel_that_fails_on_one_rank_is_called_on_none(machine: Machine) -> None:
@@ -169,9 +170,9 @@ def test_a_kernel_that_fails_on_one_rank_is_called_on_none(machine: Machine) -> 
     told = machine.measure([FIRST, picky])[0]
     assert picky.candidate.name not in machine.called[0] + machine.called[1]
     assert told[1][picky.candidate.name] == "MemoryError: it does not fit"
-    used, _, rejected = decide([FIRST.candidate, picky.candidate], told)
-    assert used == FIRST.candidate
-    assert rejected[0].reason == "on rank 1: MemoryError: it does not fit"
+    decided = decide([FIRST.candidate, picky.candidate], told)
+    assert decided.used == FIRST.candidate
+    assert decided.rejected[0].reason == "on rank 1: MemoryError: it does not fit"
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 2], ids=["first", "second", "timed"])
@@ -183,7 +184,7 @@ def test_a_call_that_fails_on_one_rank_is_dropped_on_all(machine: Machine, fails
     assert machine.called[0].count(names[1]) == tuning.WARM_CALLS + 1
     assert first[1][names[1]] == f"RuntimeError: call {fails_at} broke"
     assert isinstance(first[0].get(names[1], 0.0), float)
-    assert names[1] not in decide([each.candidate for each in trials], first)[0].name
+    assert names[1] not in decide([each.candidate for each in trials], first).used.name
 
 
 def test_a_call_that_fails_while_it_is_timed_is_told(machine: Machine) -> None:
@@ -191,7 +192,7 @@ def test_a_call_that_fails_while_it_is_timed_is_told(machine: Machine) -> None:
     told = machine.measure(trials)[0]
     assert machine.called[0] == machine.called[1]
     assert str(told[0][names[0]]).startswith("RuntimeError: call 4 broke")
-    assert decide([each.candidate for each in trials], told)[0] == SECOND.candidate
+    assert decide([each.candidate for each in trials], told).used == SECOND.candidate
 
 
 def test_where_everything_fails_the_ranks_still_agree(machine: Machine) -> None:
@@ -239,12 +240,3 @@ def test_a_graph_is_warmed_up_in_both_turns(machine: Machine) -> None:
 def test_no_output_is_held_while_the_next_call_runs(machine: Machine, dtype: torch.dtype) -> None:
     machine.measure([trial(graph=True), SECOND], lambda rank: torch.ones(1, 4, 2, 8, dtype=dtype))
     assert all(machine.freed)  # its memory is the next call's, or a graph's addresses never come again
-
-
-def test_there_are_as_many_rounds_as_the_budget_allows() -> None:
-    assert [rounds_for(ms) for ms in (0.0, 1.0, 160.0, 1e6)] == [MOST_ROUNDS, MOST_ROUNDS, 5, FEWEST_ROUNDS]
-
-
-def test_a_failure_is_told_in_one_line() -> None:
-    assert tuning.first_line(MemoryError()) == "MemoryError"
-    assert len(tuning.first_line(ValueError("x" * 1000))) < 230

@@ -24,9 +24,9 @@ from chitu_diffusion.commands.doctor.facts import (
     Version,
 )
 from chitu_diffusion.commands.doctor.process import own_stdout
+from chitu_diffusion.parallel.cp.errors import first_line
 from chitu_diffusion.parallel.cp.fast import extension
 from chitu_diffusion.parallel.cp.fast.device import MachineFacts, probe_machine
-from chitu_diffusion.parallel.cp.fast.extension import first_line
 
 
 def main(arguments: list[str]) -> None:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from chitu_diffusion.commands.doctor.facts import Seen, SelfTestFacts
 from chitu_diffusion.commands.doctor.process import Ended, own_stdout, run_together
-from chitu_diffusion.parallel.cp.errors import CPError
+from chitu_diffusion.parallel.cp.errors import CPError, first_line
 from chitu_diffusion.parallel.cp.fast import extension
-from chitu_diffusion.parallel.cp.fast.extension import first_line
 
 if TYPE_CHECKING:
     import torch

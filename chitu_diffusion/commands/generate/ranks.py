@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from chitu_diffusion.commands.generate.launch import STORE, say
 from chitu_diffusion.parallel.cp.control import ControlChannel
-from chitu_diffusion.parallel.cp.errors import CPError, DisagreementError, ExitCode, UnavailableError
-from chitu_diffusion.parallel.cp.fast.extension import first_line
+from chitu_diffusion.parallel.cp.errors import CPError, DisagreementError, ExitCode, UnavailableError, first_line
 
 LIMIT_S = 300.0  # of torch.distributed, for joining and for every collective
 PATIENCE_S = 1800.0  # one rank may read its weights, or write a video, much later than another

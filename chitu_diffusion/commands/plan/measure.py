@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,8 +20,6 @@ from chitu_diffusion.parallel.cp.errors import CPError, ExitCode, UnavailableErr
 
 LIMIT_S = 300.0  # most of it is for kernels that have to be compiled
 _MODULE = "chitu_diffusion.commands.plan.rank"
-# how a plan says that it was fastest, and how long another one took
-_USED_TOOK, _OTHER_TOOK = re.compile(r"took (\d+\.\d+) ms"), re.compile(r"^(\d+\.\d+) ms")
 
 
 def gpu_count() -> int:
@@ -68,7 +65,7 @@ def _read(rank: Ended) -> dict[str, Any]:
 def as_report(question: Question, world: int, told: dict[str, Any]) -> PlanReport:
     """The answer of rank 0 as a table, the plan that runs first. Names without a slash are kernels, not candidates."""
     rejected = [Rejected(**entry) for entry in told["rejected"]]
-    rows = [_row(question, world, Rejected(told["name"], told["reason"]), used=True)]
+    rows = [_row(question, world, Rejected(told["name"], told["reason"], told["ms"]), used=True)]
     rows += [_row(question, world, entry, used=False) for entry in rejected if "/" in entry.name]
     return PlanReport(
         question=question,
@@ -83,8 +80,6 @@ def as_report(question: Question, world: int, told: dict[str, Any]) -> PlanRepor
 
 
 def _row(question: Question, world: int, told: Rejected, used: bool) -> Row:
-    """A plan says in words how long a candidate took; one that was turned down without a time has failed."""
-    found = (_USED_TOOK if used else _OTHER_TOOK).search(told.reason)
-    measured = float(found.group(1)) if found else None
-    why_not = None if used or measured is not None else told.reason
-    return Row(told.name, estimate.estimate_ms(question, world, told.name), measured, why_not)
+    """A candidate that was turned down without a time has failed."""
+    why_not = None if used or told.ms is not None else told.reason
+    return Row(told.name, estimate.estimate_ms(question, world, told.name), told.ms, why_not)

@@ -19,8 +19,7 @@ from chitu_diffusion.commands.doctor.process import own_stdout
 from chitu_diffusion.commands.plan.estimate import signature
 from chitu_diffusion.commands.plan.question import Question
 from chitu_diffusion.parallel.cp.config import CPConfig
-from chitu_diffusion.parallel.cp.errors import CPError, ExitCode
-from chitu_diffusion.parallel.cp.fast.extension import first_line
+from chitu_diffusion.parallel.cp.errors import CPError, ExitCode, first_line
 from chitu_diffusion.parallel.cp.fast.runtime import DEFAULT_POOL_BYTES, init_fast_cp
 from chitu_diffusion.parallel.cp.layout import split_sizes
 from chitu_diffusion.parallel.cp.session import CPSession
@@ -65,6 +64,7 @@ def plan(question: Question, world: int, folder: Path, rank: int) -> dict[str, A
     return {
         "name": chosen.name,
         "reason": chosen.reason,
+        "ms": chosen.ms,
         "rejected": [asdict(entry) for entry in chosen.rejected],
         "bytes_received": chosen.bytes_received,
         "device": torch.cuda.get_device_name(device),

@@ -11,20 +11,25 @@ TRANSFERS = ("auto", "ce", "sm", "tma")
 
 @dataclass(frozen=True)
 class Rejected:
-    """One candidate that was not taken, and why."""
+    """One candidate that was not taken, and why; ``ms`` is how many milliseconds it took, None where it has no time."""
 
     name: str
     reason: str
+    ms: float | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was asked for, what is used, why, and what was turned down."""
+    """What was asked for, what is used, why, and what was turned down.
+
+    ``ms`` is how many milliseconds the used one took, None where nothing was measured.
+    """
 
     requested: str
     used: str
     reason: str
     rejected: tuple[Rejected, ...] = ()
+    ms: float | None = None
 
 
 @dataclass(frozen=True)

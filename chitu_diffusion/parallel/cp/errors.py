@@ -1,6 +1,9 @@
 """Errors and exit codes: what a user reads is one sentence saying what was asked, what was found, what to do."""
 
+import re
 from enum import IntEnum
+
+_LONGEST = 300  # characters of a message within another sentence
 
 
 class ExitCode(IntEnum):
@@ -38,3 +41,9 @@ class UnavailableError(CPError, RuntimeError):
 
 class DisagreementError(CPError, RuntimeError):
     """Ranks of one group call with different shapes, dtypes or settings, or one of them does not answer."""
+
+
+def first_line(error: Exception) -> str:
+    """Type and first line of an error, short enough for a clause and without the colours that compilers add."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:_LONGEST]}" if lines else type(error).__name__

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from chitu_diffusion.parallel.cp.call import Call
-from chitu_diffusion.parallel.cp.config import Choice, CPConfig, Rejected
+from chitu_diffusion.parallel.cp.config import Choice, CPConfig
 from chitu_diffusion.parallel.cp.control import ControlChannel
 from chitu_diffusion.parallel.cp.fast.attention.candidates import candidates
 from chitu_diffusion.parallel.cp.fast.attention.cost import Work
 from chitu_diffusion.parallel.cp.fast.attention.planner import (
     Candidate,
+    Decision,
+    as_before,
     choose_kernel,
     decide,
     make_plan,
@@ -63,7 +65,7 @@ class CallPlanner:
         if not isinstance(self._transport, FastTransport) or not travels(signature.layout(self._world, 1), inputs):
             method, degree = next(iter(degrees.items()))
             only = Candidate(method, degree, self._transport.name, ONE_SHOT, kernel.used)
-            return self._call(signature, only, kernel)
+            return self._call(signature, Decision(only), kernel)
         layouts = {method: signature.layout(self._world, degree) for method, degree in degrees.items()}
         works = [work_of(signature, method, layout) for method, layout in layouts.items()]
         names = serving(reasons_by_rank, kernel)[:KERNELS_MEASURED]
@@ -71,8 +73,7 @@ class CallPlanner:
         named = self._config.transfer or "auto"
         transfers = TRANSFERS if named == "auto" else (named,)
         found = candidates(works, names, with_lse, transfers, self._wanted)
-        used, why, rejected = self._fastest(signature, found, kernel, inputs, key_mask)
-        return self._call(signature, used, kernel, why, rejected)
+        return self._call(signature, self._fastest(signature, found, kernel, inputs, key_mask), kernel)
 
     def _degrees(self, signature: Signature) -> dict[str, int]:
         """The Ulysses degree of every method that may be used."""
@@ -89,42 +90,38 @@ class CallPlanner:
         kernel: Choice,
         inputs: Inputs,
         key_mask: torch.Tensor | None,
-    ) -> tuple[Candidate, str, tuple[Rejected, ...]]:
+    ) -> Decision:
         if len(found) == 1:
-            return found[0], "the only way that was asked for", ()
+            return Decision(found[0], "the only way that was asked for")
         by_name = {candidate.name: candidate for candidate in found}
         question = self._question(signature)
         mine = self._cache.find(question, by_name) if self._control.rank == 0 else None
         kept = self._control.gather(mine, PATIENCE_S)[0]
         if kept is not None:
-            (name, ms), *others = kept.items()
-            rejected = tuple(Rejected(other, f"{slower:.3f} ms, earlier") for other, slower in others)
-            return by_name[name], f"{name} took {ms:.3f} ms when it was measured, earlier, and is the fastest", rejected
+            return as_before(kept, by_name)
         assert isinstance(self._transport, FastTransport)
-        trials = [Trial(candidate, self._call(signature, candidate, kernel)) for candidate in found]
+        trials = [Trial(candidate, self._call(signature, Decision(candidate), kernel)) for candidate in found]
         measured = Tuner(self._transport, self._control).measure(trials, inputs, key_mask)
-        used, why, rejected = decide(found, measured)
+        decided = decide(found, measured)
         if self._control.rank == 0:
             slowest = {
                 name: max(float(ms[name]) for ms in measured)
                 for name in by_name
                 if all(isinstance(ms.get(name), float) for ms in measured)
             }
-            self._cache.keep(question, used.name, slowest)
-        return used, why, rejected
+            self._cache.keep(question, decided.used.name, slowest)
+        return decided
 
-    def _call(
-        self,
-        signature: Signature,
-        candidate: Candidate,
-        kernel: Choice,
-        why: str = "",
-        rejected: tuple[Rejected, ...] = (),
-    ) -> Call:
-        layout = signature.layout(self._world, candidate.ulysses_degree)
-        received = signature.bytes_received(self._world)
+    def _call(self, signature: Signature, decided: Decision, kernel: Choice) -> Call:
+        layout = signature.layout(self._world, decided.used.ulysses_degree)
         plan = make_plan(
-            candidate, world=self._world, kernel=kernel, why=why, rejected=rejected, bytes_received=received
+            decided.used,
+            world=self._world,
+            kernel=kernel,
+            why=decided.why,
+            rejected=decided.rejected,
+            bytes_received=signature.bytes_received(self._world),
+            ms=decided.ms,
         )
         return Call(layout, plan, signature.scale)
 

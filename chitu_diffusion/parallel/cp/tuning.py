@@ -4,7 +4,6 @@ A candidate that fails on one rank must not leave the others waiting for its blo
 transfer first, and a call whose kernel fails in the middle still sends and receives everything (``perform``).
 """
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,14 +11,14 @@ import torch
 
 from chitu_diffusion.parallel.cp.call import Call, perform
 from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.errors import first_line
 from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate
 from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
 from chitu_diffusion.parallel.cp.fast.transport import FastTransport
 from chitu_diffusion.parallel.cp.graphs import CallGraphs
+from chitu_diffusion.parallel.cp.rounds import Times, in_rounds
 from chitu_diffusion.parallel.cp.transport import Inputs
 
-BUDGET_S = 0.8  # of the rounds together; warming up comes before, with a budget of its own (candidates.py)
-FEWEST_ROUNDS, MOST_ROUNDS = 2, 40  # short calls differ by the hosts' moods: only many of them tell candidates apart
 WARM_CALLS = 2  # with graphs twice as many: the second of one set of addresses captures, in each of two turns
 PATIENCE_S = 120.0  # for another rank that compiles a kernel which this one has on disk
 LARGEST_DIFFERENCE = 2e-2  # relative, between the outputs of two candidates; kernels in BF16 differ by some 3e-3
@@ -60,16 +59,14 @@ class Tuner:
         run = _Measuring(inputs, key_mask, CallGraphs(self._transport), failures)
         left = self._still_running(trials, run)
         warm_ms = sum(self._warm_up(trial, run) for trial in left)
-        left = self._still_running(left, run)
-        rounds = rounds_for(self._control.gather(warm_ms, PATIENCE_S)[0])
-        times: dict[str, list[float]] = {trial.candidate.name: [] for trial in left}
-        for _ in range(rounds):  # in turn, so that all of them see the same clocks
-            for trial in left:
-                times[trial.candidate.name].append(self._timed(trial, run))
+        one_round_ms = self._control.gather(warm_ms, PATIENCE_S)[0]
+        by_name = {trial.candidate.name: trial for trial in self._still_running(left, run)}
+        times = in_rounds(list(by_name), lambda name: self._timed(by_name[name], run), self._gather, one_round_ms)
         run.graphs.close()
-        told: dict[str, float | str] = {name: statistics.median(ms) for name, ms in times.items()}
-        told |= failures
-        return self._control.gather(told, PATIENCE_S)
+        return self._control.gather({**times, **failures}, PATIENCE_S)
+
+    def _gather(self, times: Times) -> list[Times]:
+        return self._control.gather(times, PATIENCE_S)
 
     def _still_running(self, trials: Sequence[Trial], run: _Measuring) -> list[Trial]:
         """Those that have failed on no rank."""
@@ -145,14 +142,3 @@ def _compare(out: torch.Tensor, reference: torch.Tensor, trial: Trial, failures:
         failures.setdefault(
             trial.candidate.name, f"its output differs from the first candidate's by {relative:.1e}, relative"
         )
-
-
-def rounds_for(one_round_ms: float) -> int:
-    """How often every candidate is timed: as often as the budget allows."""
-    return max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(BUDGET_S * 1e3 / max(one_round_ms, 1e-3))))
-
-
-def first_line(error: Exception) -> str:
-    """Type and first line of what was raised."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -66,6 +66,7 @@ class RejectedRecord(_Model):
 
     name: str
     reason: str
+    ms: float | None = Field(default=None, description="what it took on the slowest rank, None where it has no time")
 
 
 class PlanRecord(_Model):
@@ -81,6 +82,7 @@ class PlanRecord(_Model):
     reason: str
     rejected: tuple[RejectedRecord, ...] = ()
     bytes_received: dict[str, int] = Field(default={}, description="by the busiest rank in one call, for each method")
+    ms: float | None = Field(default=None, description="of the call when it was planned, None where not timed")
 
 
 class TransportRecord(_Model):

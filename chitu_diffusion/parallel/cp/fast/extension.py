@@ -9,7 +9,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from chitu_diffusion.parallel.cp.errors import UnavailableError
+from chitu_diffusion.parallel.cp.errors import UnavailableError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -161,12 +161,6 @@ def repair(environ: Mapping[str, str]) -> str:
     """What to do about a library that does not serve."""
     named = environ.get(LIBRARY_VARIABLE)
     return f"unset {LIBRARY_VARIABLE} (it names {named}), or {NEXT_STEP}" if named else NEXT_STEP
-
-
-def first_line(error: Exception) -> str:
-    """Type and first line of an error, short enough for a line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def _numbers(text: str) -> tuple[int, ...]:

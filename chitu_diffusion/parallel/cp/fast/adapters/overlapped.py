@@ -17,7 +17,7 @@ from chitu_diffusion.parallel.cp.fast.adapters.region_plan import RegionPlan, Re
 from chitu_diffusion.parallel.cp.fast.adapters.region_run import Outputs, run_overlapped
 from chitu_diffusion.parallel.cp.fast.adapters.region_tuning import RegionTuner, Run
 from chitu_diffusion.parallel.cp.fast.adapters.slots import SlotOperators, Still
-from chitu_diffusion.parallel.cp.fast.attention.planner import choose_kernel, decide, serving
+from chitu_diffusion.parallel.cp.fast.attention.planner import Decision, as_before, choose_kernel, decide, serving
 from chitu_diffusion.parallel.cp.fast.attention.table import explain
 from chitu_diffusion.parallel.cp.layout import Layout
 from chitu_diffusion.parallel.cp.plan_cache import PlanCache
@@ -117,28 +117,27 @@ class OverlappedPath:
             session_fits=fits is None,
         )
         found = by_name(candidates(work))
-        plan, reason, rejected = self._fastest(signature, found, call, layout)
+        decided = self._fastest(signature, found, call, layout)
+        name, rejected = decided.used.name, decided.rejected
         if fits is not None:
             rejected = (*rejected, Rejected("project, then attend", fits))
-        self.choices[str(signature)] = Choice("auto", plan.name, reason, rejected)
-        return plan
+        self.choices[str(signature)] = Choice("auto", name, decided.why, rejected, decided.ms)
+        return found[name]
 
     def _fastest(
         self, signature: Signature, found: dict[str, RegionPlan], call: RegionCall, layout: Layout
-    ) -> tuple[RegionPlan, str, tuple[Rejected, ...]]:
+    ) -> Decision:
         if len(found) == 1:
-            return next(iter(found.values())), "the only way there is", ()
+            return Decision(next(iter(found.values())), "the only way there is")
         kept = self._cache.find(signature, found)
         if kept is not None:
-            (name, ms), *others = kept.items()
-            rejected = tuple(Rejected(other, f"{slower:.3f} ms, earlier") for other, slower in others)
-            return found[name], f"{name} took {ms:.3f} ms when it was measured, earlier, and is the fastest", rejected
+            return as_before(kept, found)
         trials = {name: self._way(plan, call, layout) for name, plan in found.items()}
         warm_calls = {name: SESSION_CALLS for name, plan in found.items() if not plan.overlapped}
         measured = self._tuner.measure(trials, warm_calls)
-        used, why, rejected = decide(list(found.values()), measured)
-        self._cache.keep(signature, found, used.name, measured)
-        return found[used.name], why, rejected
+        decided = decide(list(found.values()), measured)
+        self._cache.keep(signature, found, decided.used.name, measured)
+        return decided
 
     def _session_fits(self, signature: Signature, layout: Layout) -> str | None:
         """Why the session's windows have no room beside the region's, or None."""

@@ -1,15 +1,16 @@
 """Measuring the ways to run a region on the real block, on all ranks together and in one order."""
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 
 import torch
 
 from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.errors import first_line
 from chitu_diffusion.parallel.cp.fast.adapters.region_run import Outputs
 from chitu_diffusion.parallel.cp.recorder import NotRecordedError, Recorder, Recording
-from chitu_diffusion.parallel.cp.tuning import LARGEST_DIFFERENCE, PATIENCE_S, first_line, rounds_for
+from chitu_diffusion.parallel.cp.rounds import Times, in_rounds
+from chitu_diffusion.parallel.cp.tuning import LARGEST_DIFFERENCE, PATIENCE_S
 
 WARM_CALLS = 2
 LONGEST_RECORDED_MS = 8.0  # a longer region hides its launch, and its memory need not be taken twice
@@ -44,14 +45,12 @@ class RegionTuner:
             for run in [*left.values()] * TURNS:
                 self._timed(run)
             one_round = sum(self._timed(run) for run in left.values())
-        rounds = rounds_for(self._control.gather(one_round, PATIENCE_S)[0])
-        times: dict[str, list[float]] = {name: [] for name in left}
-        for _ in range(rounds):  # in turn, so that all of them see the same clocks
-            for name, run in left.items():
-                times[name].append(self._timed(run))
-        told: dict[str, float | str] = {name: statistics.median(ms) for name, ms in times.items()}
-        told.update(failures)
-        return self._control.gather(told, PATIENCE_S)
+        one_round = self._control.gather(one_round, PATIENCE_S)[0]
+        times = in_rounds(list(left), lambda name: self._timed(left[name]), self._gather, one_round)
+        return self._control.gather({**times, **failures}, PATIENCE_S)
+
+    def _gather(self, times: Times) -> list[Times]:
+        return self._control.gather(times, PATIENCE_S)
 
     def _warm_up(self, trials: Mapping[str, Run], warm_calls: Mapping[str, int]) -> Failures:
         """Run every trial some times, and compare its output with the first one's."""

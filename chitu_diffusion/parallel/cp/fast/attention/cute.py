@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from chitu_diffusion.parallel.cp.errors import first_line
 from chitu_diffusion.parallel.cp.fast.attention import cute_load
 from chitu_diffusion.parallel.cp.fast.attention.cute_launch import Launch, by_wrapper, direct
 from chitu_diffusion.parallel.cp.fast.attention.cute_load import load_cute_flash_attn_fwd
@@ -63,7 +64,7 @@ def _prepare(call: CallClass) -> str | None:
     try:
         error = _first_call(call)
     except Exception as raised:  # a compiler raises anything
-        return f"its first call fails: {cute_load.first_line(raised)}"
+        return f"its first call fails: {first_line(raised)}"
     return None if error <= BOUND else f"its first call is wrong: relative error {error:.1e}"
 
 

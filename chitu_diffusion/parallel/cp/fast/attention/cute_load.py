@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from chitu_diffusion.parallel.cp.errors import UnavailableError
+from chitu_diffusion.parallel.cp.errors import UnavailableError, first_line
 from chitu_diffusion.parallel.cp.fast.attention.cute_source import CuteSource, look
 
 NAME, CUTE = "flash_attn", "flash_attn.cute"
@@ -113,9 +112,3 @@ def compiled_folder(environ: Mapping[str, str]) -> Path:
     if named := environ.get(KEEP_IN):
         return Path(named)
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chitu" / "cute"
-
-
-def first_line(error: Exception) -> str:
-    """Type and first line of an error, short enough for a clause and without the colours that the compiler adds."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

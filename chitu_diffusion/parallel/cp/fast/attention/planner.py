@@ -41,11 +41,26 @@ class AttentionPlan(Candidate):
 
     ``rejected`` lists the kernels that were preferred to it and why they do not serve, and the candidates that were
     measured and are slower, or failed. ``bytes_received`` is what the busiest rank would receive by each method.
+    ``ms`` is how many milliseconds the call took when it was measured, None where it was not.
     """
 
     reason: str = ""
     rejected: tuple[Rejected, ...] = ()
     bytes_received: dict[str, int] = field(default_factory=dict)
+    ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The candidate that is taken among others, why, and what became of those.
+
+    ``ms`` is how many milliseconds it took on the slowest rank, None where nothing was measured.
+    """
+
+    used: Candidate
+    why: str = ""
+    rejected: tuple[Rejected, ...] = ()
+    ms: float | None = None
 
 
 def choose_kernel(requested: str, reasons_by_rank: Sequence[KernelReasons]) -> Choice:
@@ -104,15 +119,16 @@ def make_plan(
     why: str = "",
     rejected: tuple[Rejected, ...] = (),
     bytes_received: dict[str, int] | None = None,
+    ms: float | None = None,
 ) -> AttentionPlan:
-    """The plan that runs ``candidate``: with the choice of its kernel, and ``why`` it was taken among others."""
+    """The plan that runs ``candidate``: with the choice of its kernel, ``why`` it was taken among others, its time."""
     travels = _degree_reason(candidate.method, candidate.ulysses_degree, world)
     reason = f"{_kernel_reason(candidate, kernel)}; {travels}"
     if why:
         reason += f"; {why}"
     parts = {f.name: getattr(candidate, f.name) for f in fields(Candidate)}
     return AttentionPlan(
-        **parts, reason=reason, rejected=kernel.rejected + rejected, bytes_received=bytes_received or {}
+        **parts, reason=reason, rejected=kernel.rejected + rejected, bytes_received=bytes_received or {}, ms=ms
     )
 
 
@@ -122,9 +138,7 @@ Measured = Mapping[str, float | str]
 TIE = 1.01  # a simpler candidate may be slower by this much
 
 
-def decide(
-    candidates: Sequence[Candidate], measured_by_rank: Sequence[Measured]
-) -> tuple[Candidate, str, tuple[Rejected, ...]]:
+def decide(candidates: Sequence[Candidate], measured_by_rank: Sequence[Measured]) -> Decision:
     """The candidate that is fastest on the slowest rank, why, and what became of the others.
 
     ``candidates`` come simplest first, and the first within 1 % of the fastest is taken. One that failed on any rank
@@ -143,13 +157,24 @@ def decide(
         raise UnavailableError(f"no way to run this attention call works on every rank ({told_all})")
     limit = TIE * min(slowest.values())
     used = next(c for c in candidates if slowest.get(c.name, math.inf) <= limit)
-    rejected = [Rejected(name, f"{ms:.3f} ms") for name, ms in slowest.items() if name != used.name]
+    rejected = [Rejected(name, f"{ms:.3f} ms", ms) for name, ms in slowest.items() if name != used.name]
     rejected += [Rejected(name, why) for name, why in failed.items()]
     count = len(slowest)
     why = f"{used.name} took {slowest[used.name]:.3f} ms" + (
         f", the fastest of {count} measured on this shape (a tie within 1 % goes to the simpler)" if count > 1 else ""
     )
-    return used, why, tuple(rejected)
+    return Decision(used, why, tuple(rejected), slowest[used.name])
+
+
+def as_before(kept_ms: Mapping[str, float], by_name: Mapping[str, Candidate]) -> Decision:
+    """The decision that an earlier process made: ``kept_ms`` by name, the candidate that it took first."""
+    (name, ms), *others = kept_ms.items()
+    return Decision(
+        by_name[name],
+        f"{name} took {ms:.3f} ms when it was measured, earlier, and is the fastest",
+        tuple(Rejected(other, f"{slower:.3f} ms, earlier", slower) for other, slower in others),
+        ms,
+    )
 
 
 def _degree_reason(method: str, degree: int, world: int) -> str:
