@@ -7,10 +7,7 @@ In bfloat16 a picture of two ranks may differ from that of one by as much as one
 With one kernel and one exact schedule NCCL and Fast agree in every bit.
 """
 
-import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +23,9 @@ import httpx
 import numpy as np
 import torch
 import torch.distributed as dist
-import yaml
 from common import Place
 from PIL import Image
+from served import Served, command, environment
 
 from chitu_diffusion.models.folder import read_folder
 from chitu_diffusion.models.pipeline import Pipeline, load
@@ -46,7 +43,7 @@ SIZES = {"wan": (256, 272, 9), "qwen-image": (496, 512, 1), "zimage": (496, 512,
 # what makes a call of NCCL and one of Fast the same arithmetic
 EXACT = {"kernel": "cudnn", "plan": "one_shot"}
 BACKENDS = ("nccl", "fast")
-COMMAND_S, END_S = 120.0, 30.0
+COMMAND_S = 120.0
 
 
 def request_of(name: str) -> Request:
@@ -116,16 +113,6 @@ def checks_of(report: dict[str, Any]) -> dict[str, bool]:
     return checks
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "chitu_diffusion.cli", *words]
-
-
-def environment() -> dict[str, str]:
-    """As a user has it: no launcher's variables."""
-    launcher = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
-    return {name: value for name, value in os.environ.items() if name not in launcher}
-
-
 def generates(root: Path, name: str, backend: str) -> dict[str, Any]:
     """`chitu generate` on both GPUs."""
     height, width, frames = SIZES[name]
@@ -147,41 +134,25 @@ def generates(root: Path, name: str, backend: str) -> dict[str, Any]:
 
 def serves(root: Path, backend: str) -> dict[str, Any]:
     """`chitu serve` on both GPUs: some requests, a bad one, the end. What it says is in the report if it fails."""
-    stage, log = root / f"stage-{backend}.yaml", root / f"serve-{backend}.txt"
     parallelism = {"cp": {"world_size": 2, "method": "agkv", "backend": backend}, "cfg": False}
     keys = {"model": {"name": "zimage", "path": str(root / "zimage")}, "devices": 2, "parallelism": parallelism}
-    port = {"fast": 18741, "nccl": 18742}[backend]
-    stage.write_text(yaml.safe_dump(keys | {"service": {"port": port}}))
-    with log.open("w") as out:
-        server = subprocess.Popen(
-            command("serve", "--stage-config", str(stage)), env=environment(), stdout=out, stderr=subprocess.STDOUT
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            return asked_of(client, server, backend)
-    except (httpx.HTTPError, subprocess.TimeoutExpired) as error:
-        return {"good": False, "error": str(error), "code": server.poll(), "said": log.read_text().splitlines()[-12:]}
-    finally:
-        server.kill()
-
-
-def asked_of(client: httpx.Client, server: "subprocess.Popen[bytes]", backend: str) -> dict[str, Any]:
-    until = time.monotonic() + COMMAND_S
-    while time.monotonic() < until and server.poll() is None:
+    with Served(root, backend, keys, {"fast": 18741, "nccl": 18742}[backend]) as server:
         try:
-            if client.get("/health").status_code == 200:
-                break
-        except httpx.TransportError:
-            time.sleep(0.5)
+            return asked_of(server, backend)
+        except (httpx.HTTPError, subprocess.TimeoutExpired) as error:
+            return server.failed(error)
+
+
+def asked_of(server: Served, backend: str) -> dict[str, Any]:
+    server.wait_ready()
     body = {"prompt": "a fox", "size": "512x496", "num_inference_steps": 3, "seed": 1}
-    answers = [client.post("/v1/images/generations", json=body) for _ in range(4)]  # the last ones by graphs
+    answers = [server.image(**body) for _ in range(4)]  # the last ones by graphs
     used = [answer.json()["chitu"][0]["backend"] for answer in answers if answer.status_code == 200]
     same = len({answer.json()["data"][0]["b64_json"] for answer in answers if answer.status_code == 200})
-    bad = client.post("/v1/images/generations", json={**body, "size": "500x500"}).status_code
-    metrics = client.get("/metrics").text
+    bad = server.image(**{**body, "size": "500x500"}).status_code
+    metrics = server.client.get("/metrics").text
     began = time.monotonic()
-    server.send_signal(signal.SIGTERM)
-    code = server.wait(END_S)
+    code = server.stop()
     good = [answer.status_code for answer in answers] == [200] * 4 and bad == 400 and code == 0
     return {
         "good": good and all(backend in str(one) for one in used) and "chitu_requests_total" in metrics,

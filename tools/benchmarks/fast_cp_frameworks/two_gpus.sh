@@ -6,9 +6,8 @@
 # Without PART everything runs, in about 25 minutes; the parts and their limits are listed below. CHITU_COMMIT names the
 # commit where the copy has no git repository.
 #
-# Needs python3 with torch, triton, rich, pydantic and pytest; wrapper, models and pictures also diffusers and what
-# `chitu serve` needs, compare the libraries of the uv group peers. A machine without network takes from .carry/ what it
-# finds there: whl/*.whl, cute/*.tar.xz and peers/*.tar.xz (packed site folders), and lib/libfast_cp.so.
+# Beside what gpu_machine.sh needs, wrapper, models and pictures take diffusers and what `chitu serve` needs, compare the
+# libraries of the uv group peers.
 # Each part has its own time limit, so that one that hangs costs no other its time. Exit code: 0, or 1 if a part failed.
 set -uo pipefail
 
@@ -19,39 +18,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 2
 shift
 wanted=("$@")
 
-# one host whose GPUs others share: NVLink multicast stays off (a program that uses it can put them out of service)
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
-export PYTHON=${PYTHON:-python3} # of run_wrapper.sh
-export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-CHITU_CACHE_DIR=$(mktemp -d) # every plan is measured anew, once for all parts
-export CHITU_CACHE_DIR
-export PYTHONPATH=$PWD:$PWD/csrc/python${PYTHONPATH:+:$PYTHONPATH}
-
-shopt -s nullglob
-carried=(.carry/whl/*.whl .carry/cute/*.tar.xz .carry/peers/*.tar.xz)
-if [ ${#carried[@]} -gt 0 ]; then
-    site=$(mktemp -d)
-    for archive in .carry/cute/*.tar.xz .carry/peers/*.tar.xz; do tar -xJf "$archive" -C "$site" & done
-    wait
-    wheels=(.carry/whl/*.whl)
-    [ ${#wheels[@]} -gt 0 ] && python3 -m pip install -q --no-index --no-deps --upgrade --target "$site" "${wheels[@]}"
-    export PYTHONPATH=$site:$PYTHONPATH
-fi
-[ -f .carry/lib/libfast_cp.so ] && export FAST_CP_LIBRARY=$PWD/.carry/lib/libfast_cp.so
-
-failed=0
-part() { # NAME SECONDS COMMAND...: run it, and remember if it failed
-    local name=$1 limit=$2 begin=$SECONDS
-    shift 2
-    if [ ${#wanted[@]} -gt 0 ] && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
-    echo "== $name (at most $limit s)"
-    if timeout --kill-after=10 "$limit" "$@"; then
-        echo "== $name: right after $((SECONDS - begin)) s"
-    else
-        echo "== $name: FAILED with code $? after $((SECONDS - begin)) s"
-        failed=1
-    fi
-}
+# shellcheck source=tools/benchmarks/fast_cp_frameworks/gpu_machine.sh
+source tools/benchmarks/fast_cp_frameworks/gpu_machine.sh
+prepare_machine
 
 bench() { # NAME SECONDS OPTIONS...: one run of the benchmark, into NAME.json
     local name=$1 limit=$2
@@ -93,4 +62,4 @@ for name in dit qwen-image z-image wan-1.3b wan-14b; do
     [ -f "$out/$name.json" ] && results+=("$out/$name.json")
 done
 [ ${#results[@]} -gt 0 ] && python3 -m tools.benchmarks.fast_cp_frameworks.table "${results[@]}" | grep -v '^$'
-exit $failed
+exit $((failed || incomplete))
