@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -193,3 +194,29 @@ def test_the_script_is_plain_bash_and_finds_its_own_way(tmp_path: Path) -> None:
     )
     assert failed.returncode == 2
     assert failed.stderr.startswith("error: the following arguments are required: OUTDIR")
+
+
+def test_a_command_that_is_ended_leaves_no_rank_behind(tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'pid-' + os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    code = (
+        "import sys\n"
+        "from chitu_diffusion.parallel.cp.fast.test import launch, run\n"
+        "run._run_degree = lambda cases, w: launch.run(cases, w.outdir, w.device, w.limit_s, 'sleeper')\n"
+        f"sys.exit(run.main([{str(tmp_path / 'out')!r}, '--device', 'cpu', '--model', 'wan-1.3b-480p']))"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL
+    )
+    pids = [tmp_path / f"pid-{rank}" for rank in range(2)]
+    until = time.monotonic() + 60
+    while not all(pid.exists() and pid.read_text() for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    command.terminate()
+    assert command.wait(20) == 128 + signal.SIGTERM
+    assert not [pid for pid in pids if Path(f"/proc/{pid.read_text()}").exists()]

@@ -1,9 +1,11 @@
 """The acceptance test's command: ``python -m chitu_diffusion.parallel.cp.fast.test.run OUTDIR``; see ``options``."""
 
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from types import FrameType
 
 from chitu_diffusion.parallel.cp.errors import CPError
 from chitu_diffusion.parallel.cp.fast.test import launch, options, report
@@ -16,6 +18,7 @@ RunDegree = Callable[[Sequence[Case], Options], list[Record]]
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
+    signal.signal(signal.SIGTERM, _ended)
     try:
         wanted = options.parse(arguments)
         records = run(wanted, gpus() if wanted.device == "cuda" else None, _run_degree)
@@ -51,6 +54,11 @@ def gpus() -> int:
     import torch  # --help must not wait for it
 
     return torch.cuda.device_count()
+
+
+def _ended(number: int, _frame: FrameType | None) -> None:
+    """As Ctrl-C does it: by an exception, so that the ranks are ended on the way out."""
+    raise SystemExit(128 + number)
 
 
 def _run_degree(cases: Sequence[Case], wanted: Options) -> list[Record]:
