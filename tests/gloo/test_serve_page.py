@@ -57,11 +57,11 @@ def stop(page: Page) -> Locator:
 
 
 def test_a_person_watches_the_steps_and_sees_the_picture(page: Page) -> None:
-    fill(page, kept("zimage", 1).url, "a red fox", Size="80x112", Steps="120", Seed="7")
+    fill(page, kept("zimage", 1).url, "a red fox", Size="384x384", Steps="150", Seed="7")  # some seconds
     page.get_by_label("Prompt", exact=True).press("Control+Enter")
     bar = page.get_by_role("progressbar", name="Progress")
     expect(bar).to_be_visible()
-    expect(page.get_by_text(re.compile(r"^Step [1-9]\d* of 120$"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^Step [1-9]\d* of 150$"))).to_be_visible()
     assert 0 < float(bar.evaluate("bar => bar.value")) <= 1
     picture = page.get_by_role("img", name="a red fox")
     expect(page.get_by_role("status")).to_have_text(
@@ -70,8 +70,8 @@ def test_a_person_watches_the_steps_and_sees_the_picture(page: Page) -> None:
         )
     )
     assert picture.evaluate("async img => { await img.decode(); return [img.naturalWidth, img.naturalHeight] }") == [
-        80,
-        112,
+        384,
+        384,
     ]
     expect(bar).to_be_hidden()
     with page.expect_download() as saved:
