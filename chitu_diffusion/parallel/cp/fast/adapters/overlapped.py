@@ -88,7 +88,10 @@ class OverlappedPath:
 
     @contextmanager
     def without_transfer(self) -> Iterator[None]:
-        """While it lasts, regions take as long as if everything were there at once; what they compute is wrong."""
+        """While it lasts, regions take as long as if everything were there at once; what they compute is wrong.
+
+        For attention layers with hooks, whose blocks are not captured: a graph would stay wrong.
+        """
         ops, self._ops = self._ops, Still(self._session.rank)
         try:
             yield

@@ -80,7 +80,7 @@ class RowRun:
             fast, still = self._side(handle), self._still(handle)
         made = Record(case, report.RIGHT)
         if still is not None:
-            made = replace(made, still_ms=still.region_ms, still_queued_ms=still.queued_ms)
+            made = replace(made, still_ms=still[0], still_queued_ms=still[1])
         return self._judge(made, origin, fast)
 
     def _judge(self, record: Record, origin: Side, fast: Side | None) -> Record:
@@ -151,24 +151,32 @@ class RowRun:
         queued = max((t.queued_ms for t, _ in ranks if t.queued_ms is not None), default=None)
         return Side(handle.choice.used, region, block, worst[0], worst[1], choice, queued)
 
-    def _still(self, handle: FastCPHandle) -> Times | None:
-        """The region's time where nothing travels; None where the session's own way is the fastest."""
+    def _still(self, handle: FastCPHandle) -> tuple[float, float | None] | None:
+        """The region's times where nothing travels; None where the session's own way is the fastest.
+
+        Of regions alone: a block without their hooks would be captured as a graph of what is wrong.
+        """
         used = [choice.used for choice in handle.region_choices.values()]
         if not handle.overlapped or not used or "project, then attend" in used:
             return None
         with handle.overlapped[0].without_transfer():
-            times = self._timed(together=True)
-        return max(self.place.control.gather(times, TIMEOUT_S), key=lambda rank: rank.region_ms)
+            times = self._region_times(together=True)
+        return max(self.place.control.gather(times, TIMEOUT_S), key=lambda rank: rank[0])
 
     def _timed(self, *, together: bool) -> Times:
+        region_ms, queued_ms = self._region_times(together=together)
+        with self._watch(regions=False) as watch:
+            self._call(WARM_CALLS, together)
+            return Times(region_ms, self._median(watch, together), queued_ms)
+
+    def _region_times(self, *, together: bool) -> tuple[float, float | None]:
+        """Milliseconds of a region, and of the device alone, where that was taken."""
         with self._watch(regions=True) as watch:
             self._call(WARM_CALLS, together)
             region_ms, queued_ms = self._median(watch, together), None
             if self.place.device.type != "cpu" and self.row.tokens <= LONG_TOKENS:
                 queued_ms = self._median(watch, together, head_start=True)
-        with self._watch(regions=False) as watch:
-            self._call(WARM_CALLS, together)
-            return Times(region_ms, self._median(watch, together), queued_ms)
+        return region_ms, queued_ms
 
     def _median(self, watch: Watch, together: bool, *, head_start: bool = False) -> float:
         watch.forget()
