@@ -70,9 +70,9 @@ void round_trip(int64_t peer_rank, int64_t count, Text by) {
   if (by == "kernel") return runtime.signals.round_trips(peer, int(count), stream);
   const bool first = runtime.settings.rank < peer;
   for (int64_t i = 0; i < count; ++i) {
-    runtime.signals.begin(kBenchmarkSlot, kBenchmarkSlot, 0, stream);
+    runtime.signals.begin(kBenchmarkSlot, kBenchmarkSlot, 0, nullptr, stream);
     if (first) runtime.signals.publish_arrival(kBenchmarkSlot, 0, peer, stream);
-    runtime.signals.wait_arrival(kBenchmarkSlot, 0, 1u << peer, stream);
+    runtime.signals.wait_arrivals(kBenchmarkSlot, 0, 1, 1u << peer, stream);
     if (!first) runtime.signals.publish_arrival(kBenchmarkSlot, 0, peer, stream);
   }
 }

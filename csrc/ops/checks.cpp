@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "fast_cp/error.hpp"
+#include "runtime/ticket.hpp"
 
 namespace fast_cp::ops {
 
@@ -60,6 +61,16 @@ void add_source(Request& request, int role, const View& view, const Tensor& tens
   request.keep.push_back(std::make_shared<Tensor>(tensor));
 }
 
+namespace {
+
+Tensor held_tensor(const Runtime& runtime, void* data, const Ints& sizes, const Ints& strides, ScalarType dtype) {
+  using torch::headeronly::DeviceType;
+  const torch::stable::Device device(DeviceType::CUDA, runtime.settings.device);
+  return torch::stable::from_blob(data, sizes, strides, device, dtype);
+}
+
+}  // namespace
+
 Tensor window_tensor(const Runtime& runtime, const OpenExchange& x, int role, const View& like) {
   WindowShape shape{0, 0, 0};
   if (x.request.roles >> role & 1u) shape = window_of(x.request.shape, runtime.settings.rank, role, x.request.text);
@@ -67,9 +78,12 @@ Tensor window_tensor(const Runtime& runtime, const OpenExchange& x, int role, co
   Ints strides(4, 1);
   for (int d = 2; d >= 0; --d) strides[d] = strides[d + 1] * std::max<int64_t>(sizes[d + 1], 1);
   void* data = x.windows[role] ? x.windows[role] : runtime.heap.at(runtime.settings.rank, 0);
-  return torch::stable::from_blob(data, sizes, strides,
-                                  torch::stable::Device(torch::headeronly::DeviceType::CUDA, runtime.settings.device),
-                                  like.dtype);
+  return held_tensor(runtime, data, sizes, strides, like.dtype);
+}
+
+Tensor ticket_tensor(Runtime& runtime, OpenExchange& x) {
+  void* ticket = const_cast<Ticket*>(take_ticket(runtime, x));
+  return held_tensor(runtime, ticket, {sizeof(Ticket) / sizeof(int64_t)}, {1}, ScalarType::Long);
 }
 
 }  // namespace fast_cp::ops

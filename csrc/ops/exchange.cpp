@@ -75,12 +75,13 @@ namespace {
 std::tuple<Tensor, Tensor, Tensor> exchange_start(std::optional<Tensor> q, Tensor k, Tensor v, Ints seq_lens,
                                                   Ints q_heads, Ints kv_heads, Ints chunks, Ints text, Text tag,
                                                   Text transfer, bool send_now, int64_t own_chunks,
-                                                  int64_t generation, bool in_turn) {
+                                                  int64_t generation, bool in_turn, bool own_last, bool ticket) {
   Session session;
   Runtime& runtime = session.runtime;
   require(own_chunks >= -1, "own_chunks is ", own_chunks, "; give a number of chunks, or -1 for all");
   Request request = qkv_request(runtime, q, k, v, {seq_lens, q_heads, kv_heads, text, chunks}, tag, transfer);
   request.own_chunks = int(std::min<int64_t>(own_chunks, kMaxChunks));
+  request.shape.own_last = own_last, request.ticket = ticket;
   request.generation = checked_generation(generation), request.in_turn = in_turn;
   OpenExchange& x = start_exchange(runtime, std::move(request));
   if (send_now) send_chunks(runtime, x, 0, x.plan->num_chunks());
@@ -110,6 +111,11 @@ void exchange_wait(std::vector<Tensor> windows, int64_t chunk, Text tag) {
   wait_chunk(session.runtime, open_exchange(session.runtime, tag), int(chunk));
 }
 
+Tensor exchange_ticket(std::vector<Tensor> windows, Text tag) {
+  Session session;
+  return ticket_tensor(session.runtime, open_exchange(session.runtime, tag));
+}
+
 void exchange_done(std::vector<Tensor> windows, Text tag) {
   Session session;
   finish_exchange(session.runtime, tag);
@@ -121,7 +127,8 @@ std::vector<Operator> exchange_operators() {
   return {
       {"fast_cp_exchange_start(Tensor? q, Tensor k, Tensor v, int[] seq_lens, int[] q_heads, int[] kv_heads, "
        "int[] chunks=[1], int[] text=[0, 0, 0, 0], str tag=\"exchange\", str transfer=\"ce\", bool send_now=True, "
-       "int own_chunks=-1, int generation=-1, bool in_turn=False) -> (Tensor, Tensor, Tensor)",
+       "int own_chunks=-1, int generation=-1, bool in_turn=False, bool own_last=False, bool ticket=False) -> "
+       "(Tensor, Tensor, Tensor)",
        TORCH_BOX(&exchange_start)},
       {"fast_cp_return_start(Tensor o, int[] seq_lens, int[] q_heads, int[] kv_heads, int[] chunks=[1], "
        "int[] text=[0, 0, 0, 0], bool send_text=False, str tag=\"return\", str transfer=\"ce\", bool send_now=True, "
@@ -130,6 +137,7 @@ std::vector<Operator> exchange_operators() {
       {"fast_cp_exchange_send(Tensor[] sources, Tensor(a!)[] windows, int chunk, str tag) -> ()",
        TORCH_BOX(&exchange_send)},
       {"fast_cp_exchange_wait(Tensor(a!)[] windows, int chunk, str tag) -> ()", TORCH_BOX(&exchange_wait)},
+      {"fast_cp_exchange_ticket(Tensor[] windows, str tag) -> Tensor", TORCH_BOX(&exchange_ticket)},
       {"fast_cp_exchange_done(Tensor(a!)[] windows, str tag) -> ()", TORCH_BOX(&exchange_done)},
   };
 }

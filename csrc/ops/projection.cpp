@@ -11,7 +11,8 @@ namespace {
 
 std::tuple<Tensor, Tensor> kv_projection_prepare(Tensor like, int64_t batch, Ints seq_lens, int64_t heads,
                                                  int64_t head_dim, int64_t num_groups, int64_t text_front,
-                                                 int64_t text_back, Text tag, int64_t generation) {
+                                                 int64_t text_back, Text tag, int64_t generation, bool own_last,
+                                                 bool ticket) {
   Session session;
   Runtime& runtime = session.runtime;
   View view{};
@@ -25,6 +26,7 @@ std::tuple<Tensor, Tensor> kv_projection_prepare(Tensor like, int64_t batch, Int
   request.tag = tag;
   request.shape =
       shape_of(runtime, {seq_lens, {heads}, {heads}, {text_front, text_back, 0, 0}, Ints(num_groups, 1)}, view, -1);
+  request.shape.own_last = own_last, request.ticket = ticket;
   request.in_place = request.lazy_done = true;
   request.generation = checked_generation(generation);
   // a caller that names generations takes them in turn; a graph that does not is replayed by itself
@@ -56,13 +58,20 @@ void projection_sync(Tensor k, Tensor v, int64_t group, Text tag) {
   if (x.all_waited()) join_exchange(session.runtime, x);
 }
 
+// Joins nothing: the reader comes next on the caller's stream, and need not wait for what this rank sends.
+Tensor projection_ticket(Tensor k, Tensor v, Text tag) {
+  Session session;
+  return ticket_tensor(session.runtime, open_exchange(session.runtime, tag));
+}
+
 }  // namespace
 
 std::vector<Operator> projection_operators() {
   return {
       {"kv_projection_prepare(Tensor like, int batch, int[] seq_lens, int heads, int head_dim, int num_groups=1, int "
        "text_front=0, "
-       "int text_back=0, str tag=\"kv_projection\", int generation=-1) -> (Tensor, Tensor)",
+       "int text_back=0, str tag=\"kv_projection\", int generation=-1, bool own_last=False, bool ticket=False) -> "
+       "(Tensor, Tensor)",
        TORCH_BOX(&kv_projection_prepare)},
       {"kv_projection_send_ce_group(Tensor(a!) k, Tensor(b!) v, int group, str tag=\"kv_projection\") -> ()",
        TORCH_BOX(&kv_projection_send_ce_group)},
@@ -70,6 +79,7 @@ std::vector<Operator> projection_operators() {
        TORCH_BOX(&projection_sync_prepare)},
       {"projection_sync(Tensor(a!) k, Tensor(b!) v, int group, str tag=\"kv_projection\") -> ()",
        TORCH_BOX(&projection_sync)},
+      {"projection_ticket(Tensor k, Tensor v, str tag=\"kv_projection\") -> Tensor", TORCH_BOX(&projection_ticket)},
   };
 }
 

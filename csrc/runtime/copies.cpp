@@ -1,5 +1,7 @@
 #include "runtime/copies.hpp"
 
+#include <algorithm>
+
 #include "fast_cp/error.hpp"
 #include "fast_cp/window_plan.hpp"
 #include "runtime/signals.hpp"
@@ -15,6 +17,11 @@ void check_request(const Request& request, int world) {
           " sequence lengths were given and the runtime has ", world, " ranks");
   require(request.shape.num_chunks() <= kMaxChunks, "exchange '", request.tag, "': at most ", kMaxChunks,
           " chunks, not ", request.shape.num_chunks());
+  const std::vector<int64_t>& weights = request.shape.chunks;
+  const bool equal = std::equal(weights.begin() + 1, weights.end(), weights.begin());
+  require(!request.ticket || equal, "exchange '", request.tag,
+          "': a ticket was asked for chunks of different weights; give them equal weights");
+  require(!request.ticket || !request.returning, "exchange '", request.tag, "': there are no tickets for the way back");
   require(!request.tag.empty(), "an exchange needs a tag that names its window");
 }
 

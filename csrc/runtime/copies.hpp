@@ -19,10 +19,11 @@ struct Pattern {
   bool text = false;       // the way back carries the rows of replicated text
   bool in_place = false;   // the sources are this rank's rows of its own windows
   int own_chunks = -1;     // chunks whose own K and V rows are copied into the rank's own windows; -1: all
+  bool ticket = false;     // whoever reads the windows waits by itself (runtime/ticket.hpp)
   unsigned roles = 0;      // a bit per Role
   std::array<SourceStrides, kRoles> strides{};
 
-  auto tied() const { return std::tie(shape, returning, text, in_place, own_chunks, roles, strides); }
+  auto tied() const { return std::tie(shape, returning, text, in_place, own_chunks, ticket, roles, strides); }
   bool operator==(const Pattern& other) const { return tied() == other.tied(); }
 };
 

@@ -3,6 +3,7 @@
 #include "fast_cp/error.hpp"
 #include "runtime/cuda.hpp"
 #include "runtime/runtime.hpp"
+#include "runtime/ticket.hpp"
 #include "transfer/copy_engine.hpp"
 #include "transfer/sm.hpp"
 #include "transfer/tma.hpp"
@@ -107,7 +108,7 @@ void wait_here(Runtime& runtime, OpenExchange& x, int chunk, cudaStream_t stream
     if (chunk == x.last_marked && callers)
       x.forked &= ~own_lane(runtime, x);  // that was all its stream has carried
   }
-  if (!runtime.remove_waits) runtime.signals.wait_arrival(x.slot, chunk, x.plan->peer_mask, stream);
+  if (!runtime.remove_waits) runtime.signals.wait_arrivals(x.slot, chunk, 1, x.plan->peer_mask, stream);
 }
 
 void check_chunk(const OpenExchange& x, int chunk) {
@@ -140,7 +141,9 @@ void begin(Runtime& runtime, Channel& channel, OpenExchange& x, const Grant& gra
   x.free = x.request.in_turn && grant.both && (x.plan->peer_mask & ~channel.peers) == 0;
   channel.peers = x.plan->peer_mask;
   runtime.streams.fork(stream, 0);
-  runtime.signals.begin(x.slot, grant.sibling, x.free ? 0 : (1u << runtime.settings.world) - 1, stream);
+  const Reader reader = x.request.ticket ? reader_of(runtime, x) : Reader{};
+  runtime.signals.begin(x.slot, grant.sibling, x.free ? 0 : (1u << runtime.settings.world) - 1,
+                        x.request.ticket ? &reader : nullptr, stream);
   mark(runtime, x, 0, kBegun, stream);
   x.fresh = true;
 }
@@ -219,6 +222,9 @@ void arm_chunk(Runtime& runtime, OpenExchange& x, int chunk) {
 void join_exchange(Runtime& runtime, OpenExchange& x) {
   runtime.streams.join(stream_for(runtime, x), x.forked);
   x.forked = 0;
+  if (x.watched)
+    cuda_check(cudaStreamWaitEvent(stream_for(runtime, x), runtime.streams.event(x.slot, 0, kArmed)), "ending a wait");
+  x.watched = false;
   x.request.keep.clear();  // memory freed from here on is reused after the copies, in the order of the stream
 }
 

@@ -33,6 +33,7 @@ struct OpenExchange {
   bool free = false;   // the peers have read the window's former use: known without asking them
   bool fresh = false;  // nothing has been called since start
   uint32_t sent = 0, waited = 0, armed = 0;  // a bit per chunk
+  bool watched = false;                      // a wait runs beside a reader that waits by itself
   int last_marked = -1;  // the chunk whose event comes after everything on the stream of the rank's own copies
   bool all_waited() const { return waited == ~0u >> (32 - plan->num_chunks()); }
 };

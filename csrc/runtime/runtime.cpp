@@ -114,6 +114,10 @@ std::string Runtime::error_sentence() const {
   const std::string limit = sentence("rank ", settings.rank, " waited ", double(e.limit_ns) / 1e9, " s for ");
   const std::string advice =
       "; look at what that rank does: an error there, another call order or shape, or a pause longer than timeout_s";
+  if (e.line == kBegunLine) {
+    return sentence(limit, "rank ", e.peer, " to start use ", e.wanted, " of ", where, ": it has started use ", e.seen,
+                    advice);
+  }
   if (e.line == kConsumedLine) {
     return sentence(limit, "rank ", e.peer, " to finish reading ", where, ": it has finished use ", e.seen, " and use ",
                     e.wanted, " was expected", advice);

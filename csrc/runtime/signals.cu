@@ -77,25 +77,42 @@ __device__ __forceinline__ bool await_consumed(const Pages& pages, int peer, int
   return await(flag, count, limits, peer, slot, kConsumedLine);
 }
 
-// A thread per peer.
+// What begin does for a reader that waits by itself: whom it meets, and where it writes the ticket, if anywhere.
+struct Meeting {
+  uint32_t exchanged;
+  Ticket* at;
+  Ticket ticket;
+};
+
+// A thread per peer. All of them tell before any of them waits.
 __global__ void begin_kernel(const __grid_constant__ Pages pages, uint64_t* epochs, uint32_t mask, int slot,
-                             int sibling, Limits limits) {
+                             int sibling, Limits limits, const __grid_constant__ Meeting meeting) {
   const int peer = threadIdx.x;
   const uint64_t former = epochs[slot];
-  if (mask >> peer & 1u) {
-    __threadfence_system();
+  const bool asked = mask >> peer & 1u, met = meeting.exchanged >> peer & 1u;
+  if (asked || met) __threadfence_system();
+  if (asked) {
     tell_consumed(pages, peer, slot, former);
     tell_consumed(pages, peer, sibling, epochs[sibling]);
-    await_consumed(pages, peer, slot, former, limits);
   }
+  if (met) store_relaxed(pages.of[peer] + signal_index(slot, kBegunLine) + pages.rank, former + 1);
   __syncwarp();
-  if (peer == 0) epochs[slot] = former + 1;
+  if (asked) await_consumed(pages, peer, slot, former, limits);
+  const uint64_t* begun = pages.of[pages.rank] + signal_index(slot, kBegunLine);
+  if (met) await(begun + peer, former + 1, limits, peer, slot, kBegunLine);
+  __syncwarp();
+  if (peer != 0) return;
+  epochs[slot] = former + 1;
+  if (!meeting.at) return;
+  *meeting.at = meeting.ticket;
+  meeting.at->wanted = former + 1;
 }
 
-__global__ void wait_kernel(const uint64_t* arrivals, const uint64_t* epoch, uint32_t mask, int slot, int chunk,
-                            Limits limits) {
+__global__ void wait_kernel(const uint64_t* arrivals, const uint64_t* epoch, uint32_t mask, int slot, int first,
+                            int count, Limits limits) {
   const int peer = threadIdx.x;
-  if (mask >> peer & 1u) await(arrivals + peer, *epoch, limits, peer, slot, chunk);
+  if (!(mask >> peer & 1u)) return;
+  for (int i = 0; i < count; ++i) await(arrivals + i * kMaxWorld + peer, *epoch, limits, peer, slot, first + i);
 }
 
 struct SlotSet {
@@ -150,6 +167,8 @@ Signals::Signals(Heap& heap, int rank, int world, int64_t timeout_ms)
   cuda_check(cudaMalloc(&epochs_, counts + sizeof(unsigned)), "allocating the signals' counts");
   stopped_ = reinterpret_cast<unsigned*>(epochs_ + kMaxSlots + 1);
   cuda_check(cudaMemset(epochs_, 0, counts + sizeof(unsigned)), "zeroing the signals' counts");
+  cuda_check(cudaMalloc(&tickets_, kMaxSlots * sizeof(Ticket)), "allocating the tickets");
+  cuda_check(cudaMemset(tickets_, 0, kMaxSlots * sizeof(Ticket)), "zeroing the tickets");
   cuda_check(cudaHostAlloc(&record_, sizeof(ErrorRecord), cudaHostAllocMapped | cudaHostAllocPortable),
              "allocating the error record");
   std::memset(record_, 0, sizeof(ErrorRecord));
@@ -161,6 +180,7 @@ Signals::Signals(Heap& heap, int rank, int world, int64_t timeout_ms)
 
 Signals::~Signals() {
   cudaFree(epochs_);
+  cudaFree(tickets_);
   cudaFreeHost(record_);
 }
 
@@ -168,9 +188,11 @@ uint64_t* Signals::line(int rank, int slot, int line) const {
   return reinterpret_cast<uint64_t*>(heap_.at(rank, 0)) + signal_index(slot, line);
 }
 
-void Signals::begin(int slot, int sibling, uint32_t mask, cudaStream_t stream) {
+void Signals::begin(int slot, int sibling, uint32_t mask, const Reader* reader, cudaStream_t stream) {
+  Meeting meeting{};
+  if (reader) meeting = {reader->exchanged, tickets_ + slot, blank_ticket(slot, *reader)};
   begin_kernel<<<1, 32, 0, stream>>>(pages_of(heap_, rank_, world_), epochs_, mask & ~(1u << rank_), slot, sibling,
-                                     Limits{limit_ns_, stopped_, record_on_device_});
+                                     Limits{limit_ns_, stopped_, record_on_device_}, meeting);
   cuda_check(cudaGetLastError(), "launching the start of an exchange");
 }
 
@@ -180,10 +202,10 @@ void Signals::publish_arrival(int slot, int chunk, int peer, cudaStream_t stream
              "sending a signal to a peer");
 }
 
-void Signals::wait_arrival(int slot, int chunk, uint32_t mask, cudaStream_t stream) {
+void Signals::wait_arrivals(int slot, int first, int count, uint32_t mask, cudaStream_t stream) {
   mask &= ~(1u << rank_);
   if (!mask) return;
-  wait_kernel<<<1, 32, 0, stream>>>(line(rank_, slot, chunk), epochs_ + slot, mask, slot, chunk,
+  wait_kernel<<<1, 32, 0, stream>>>(line(rank_, slot, first), epochs_ + slot, mask, slot, first, count,
                                     Limits{limit_ns_, stopped_, record_on_device_});
   cuda_check(cudaGetLastError(), "launching a wait for an arrival");
 }

@@ -2,6 +2,7 @@
 // copy_plan_test.cpp.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -118,7 +119,7 @@ inline std::string describe(const Exchange& x) {
   std::string text = "P" + std::to_string(x.world) + " u" + std::to_string(x.ulysses) + " chunks " +
                      std::to_string(x.num_chunks()) + " S";
   for (int64_t s : x.seq) text += " " + std::to_string(s);
-  return text;
+  return x.own_last ? text + " own last" : text;
 }
 
 struct Outcome {
@@ -127,11 +128,20 @@ struct Outcome {
   bool good() const { return wrong == 0 && ordered && inside && in_chunks; }
 };
 
-// The token's rank and its row there, for a row of a window that spans the ranks [first, last); rank -1 for text.
-inline std::pair<int, int64_t> owner(const Exchange& x, int first, int last, int64_t front, int64_t row) {
-  row -= front;
+// The ranks whose tokens lie in a window of `rank`, in their order there.
+inline std::vector<int> ranks_in(const Exchange& x, int rank, int role) {
+  const int first = role == kQuery ? rank / x.ulysses * x.ulysses : 0, count = role == kQuery ? x.ulysses : x.world;
+  std::vector<int> ranks(count);
+  for (int i = 0; i < count; ++i) ranks[i] = first + i;
+  if (role != kQuery && x.own_last) std::rotate(ranks.begin(), ranks.begin() + rank + 1, ranks.end());
+  return ranks;
+}
+
+// The token's rank and its row there, for a row of a window of Q, K or V; rank -1 for text.
+inline std::pair<int, int64_t> owner(const Exchange& x, int receiver, int role, int64_t row) {
+  row -= role == kQuery ? x.q_text_front : x.kv_text_front;
   if (row < 0) return {-1, 0};
-  for (int rank = first; rank < last; ++rank) {
+  for (int rank : ranks_in(x, receiver, role)) {
     if (row < x.seq[rank]) return {rank, row};
     row -= x.seq[rank];
   }
@@ -141,15 +151,13 @@ inline std::pair<int, int64_t> owner(const Exchange& x, int first, int last, int
 // Whether `own_chunks` keeps an element out of the rank's own window.
 inline bool stays_home(const Exchange& x, int rank, int role, int64_t row, int64_t head, int own_chunks) {
   if (role == kQuery || own_chunks < 0) return false;
-  const bool own = owner(x, 0, x.world, x.kv_text_front, row).first == rank;
+  const bool own = owner(x, rank, role, row).first == rank;
   return own && chunk_of(x, role, rank % x.ulysses, head) >= own_chunks;
 }
 
 inline int64_t expected_sent(const Exchange& x, int rank, int role, int64_t b, int64_t row, int64_t head, int64_t dim) {
   const bool query = role == kQuery;
-  const int first = query ? rank / x.ulysses * x.ulysses : 0;
-  const auto [from, local] =
-      owner(x, first, query ? first + x.ulysses : x.world, query ? x.q_text_front : x.kv_text_front, row);
+  const auto [from, local] = owner(x, rank, role, row);
   if (from < 0) return kUntouched;
   int64_t before = 0;
   for (int i = 0; i < rank % x.ulysses; ++i) before += query ? x.q_heads[i] : x.kv_heads[i];

@@ -87,10 +87,12 @@ Outcome run_in_place(const Exchange& x) {
     windows[rank].reset(window_bytes(x, rank, kKey));
     sources[rank].data = windows[rank].data;
     sources[rank].strides = {row_words * kElement, shape.rows * row_words * kElement};
+    int64_t first = 0;
+    while (first < shape.rows && owner(x, rank, kKey, first).first != rank) ++first;
     for (int64_t b = 0; b < x.batch; ++b)
       for (int64_t s = 0; s < x.seq[rank]; ++s)
         for (int64_t w = 0; w < row_words; ++w) {
-          const int64_t at = (b * shape.rows + x.kv_text_front + rows_before(x, rank) + s) * row_words + w;
+          const int64_t at = (b * shape.rows + first + s) * row_words + w;
           sources[rank].data[at] = windows[rank].data[at] = origin(rank, kKey, b, s, w / dim, w % dim);
           ++windows[rank].writes[at];
         }
@@ -128,7 +130,33 @@ Exchange random_exchange(Random& random, int world) {
   }
   if (random.below(2)) x.kv_text_front = random.between(0, 3), x.kv_text_back = random.between(0, 2);
   if (random.below(2)) x.q_text_front = x.kv_text_front, x.q_text_back = x.kv_text_back;
+  x.own_last = random.below(2);
   return x;
+}
+
+// From that row on a window holds nothing of a peer, and with own rows last all of them.
+bool waits_where_peers_end(const Exchange& x, int rank) {
+  const int64_t wait_row = first_row_without_peers(x, rank), rows = window_of(x, rank, kKey).rows;
+  bool good = wait_row <= rows - x.kv_text_back;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int from = owner(x, rank, kKey, row).first;
+    if (row >= wait_row) good = good && (from < 0 || from == rank);
+    if (row < wait_row && x.own_last) good = good && from != rank;
+  }
+  return good;
+}
+
+void test_own_rows_come_last() {
+  Exchange x;
+  x.world = 4, x.seq = {3, 5, 2, 4}, x.q_heads = x.kv_heads = {1}, x.head_bytes = kElement;
+  x.kv_text_front = 2, x.own_last = true;
+  const int64_t wanted[] = {kv_row(x, 1, 2), kv_row(x, 1, 3), kv_row(x, 1, 0), kv_row(x, 1, 1)};
+  const int64_t rows[] = {2, 4, 8, 11};
+  check(std::equal(rows, rows + 4, wanted), "rank 1 holds the tokens of 2, 3, 0 and 1");
+  check(first_row_without_peers(x, 1) == 11 && first_row_without_peers(x, 3) == 12, "own rows need no peer");
+  x.own_last = false;
+  check(kv_row(x, 1, 2) == 10 && first_row_without_peers(x, 1) == 16, "rows of peers reach to the end");
+  check(first_row_without_peers(x, 3) == 12, "the last rank's rows are the last anyway");
 }
 
 void test_random(int world, int rounds) {
@@ -147,6 +175,7 @@ void test_random(int world, int rounds) {
     gather.ulysses = 1;
     gather.q_heads.resize(1), gather.kv_heads.resize(1);
     check(run_in_place(gather).good(), "in place " + describe(gather));
+    for (int rank = 0; rank < world; ++rank) check(waits_where_peers_end(x, rank), "wait row " + describe(x));
   }
 }
 
@@ -157,6 +186,8 @@ void test_negative_control() {
   x.seq = {3, 5, 0, 4}, x.q_heads = {4, 6}, x.kv_heads = {2, 3}, x.kv_text_front = x.q_text_front = 2;
   const unsigned all = 1u << kQuery | 1u << kKey | 1u << kValue;
   check(run_send(x, all, {0, 0}, nullptr).good() && run_return(x, true, {0, 0}, nullptr).good(), "the control itself");
+  x.own_last = true;
+  check(run_send(x, all, {0, 0}, nullptr).good(), "the control itself with own rows last");
   const Spoil faults[] = {
       [](std::vector<Copy>& p) { p[0].dst_offset += p[0].dst_pitch; },
       [](std::vector<Copy>& p) { p[0].src_offset += 2 * kElement; },
@@ -208,6 +239,7 @@ void test_problems() {
 
 int main() {
   for (int world = 1; world <= 8; ++world) test_random(world, 150);
+  test_own_rows_come_last();
   test_negative_control();
   test_boundaries_follow_the_weights();
   test_problems();

@@ -5,8 +5,9 @@
 #include <unistd.h>
 
 #include "copy_plan_oracle.hpp"
-#include "fake_device.hpp"
+#include "fake_signals.hpp"
 #include "runtime/runtime.hpp"
+#include "runtime/ticket.hpp"
 
 namespace cases {
 
@@ -33,6 +34,7 @@ inline Exchange random_exchange(Random& random, int world) {
   for (int i = 0; i < x.ulysses; ++i)
     x.kv_heads.push_back(random.between(1, 4)), x.q_heads.push_back(2 * x.kv_heads.back());
   x.q_text_front = x.kv_text_front = random.between(0, 2);
+  x.own_last = random.below(2);
   return x;
 }
 
@@ -83,6 +85,16 @@ inline int64_t wrong_in(const OpenExchange& open, int rank) {
     });
   }
   return outcome.wrong;
+}
+
+inline bool equal_chunks(const Exchange& x) {
+  return std::all_of(x.chunks.begin(), x.chunks.end(), [&](int64_t weight) { return weight == x.chunks[0]; });
+}
+
+// Runs a reader that waits by itself, chunk by chunk.
+inline void poll_ticket(Runtime& runtime, OpenExchange& open) {
+  const Ticket* ticket = take_ticket(runtime, open);
+  for (int chunk = 0; chunk < open.plan->num_chunks(); ++chunk) fake::run([=] { await_by(*ticket, chunk); });
 }
 
 // Runs `body(rank)` in a process for each of `world` ranks that share their pools; returns how many failed.

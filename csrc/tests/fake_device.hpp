@@ -1,14 +1,12 @@
-// CUDA, NVSHMEM and the signal kernels, as far as the exchanges use them, on ordinary memory: every rank is a process,
+// CUDA and NVSHMEM, as far as the exchanges use them, on ordinary memory: every rank is a process,
 // the pools lie in memory that they share, streams carry out at once what they are given, and a graph capture keeps it
 // for later. It makes the order of an exchange testable without a GPU; it says nothing about speed or memory ordering.
 // It counts calls into CUDA, and notes what each stream has carried and which streams were put after which.
 #pragma once
 
-#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -17,7 +15,6 @@
 #include "fast_cp/error.hpp"
 #include "runtime/cuda.hpp"
 #include "runtime/nvshmem.hpp"
-#include "runtime/signals.hpp"
 #include "transfer/sm.hpp"
 #include "transfer/tma.hpp"
 
@@ -35,12 +32,13 @@ struct Stream {
   int work = 0;    // pieces it has carried
   int joined = 0;  // of them, those that the caller's streams were put after
   bool callers = false;
+  int after[2] = {0, 0};  // the work of the caller's streams that it comes after, by event
 };
 struct Event {
   Stream* stream = nullptr;
   int work = 0;
 };
-inline Stream callers[2] = {{0, 0, true}, {0, 0, true}};
+inline Stream callers[2] = {{0, 0, true, {}}, {0, 0, true, {}}};
 inline int current = 0;                                // the caller's stream
 inline std::vector<Stream*> side;                      // the library's streams
 inline std::vector<std::pair<int, int>> put_in_order;  // of the caller's streams: the second was put after the first
@@ -109,7 +107,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   ++fake::calls;
   const fake::Event& e = *fake::event(event);
-  if (!fake::stream(stream)->callers) return cudaSuccess;
+  if (!fake::stream(stream)->callers) {
+    if (!e.stream->callers) return cudaSuccess;
+    int& after = fake::stream(stream)->after[e.stream - fake::callers];
+    return after = std::max(after, e.work), cudaSuccess;
+  }
   e.stream->joined = std::max(e.stream->joined, e.work);
   if (!e.stream->callers) return cudaSuccess;
   fake::put_in_order.push_back({int(e.stream - fake::callers), int(fake::stream(stream) - fake::callers)});
@@ -165,69 +167,5 @@ void sm::prepare() {}
 void sm::enqueue(const CopyList& copies, cudaStream_t stream) { fake::count(stream), enqueue_rows(copies); }
 void tma::prepare() {}
 void tma::enqueue(const CopyList& copies, cudaStream_t stream) { fake::count(stream), enqueue_rows(copies); }
-
-Signals::Signals(Heap& heap, int rank, int world, int64_t timeout_ms)
-    : heap_(heap),
-      rank_(rank),
-      world_(world),
-      limit_ns_(timeout_ms * 1000000),
-      epochs_(new uint64_t[kMaxSlots + 1]()),
-      record_(new ErrorRecord()) {}
-Signals::~Signals() { delete[] epochs_, delete record_; }
-uint64_t* Signals::line(int rank, int slot, int line) const {
-  return reinterpret_cast<uint64_t*>(heap_.at(rank, 0)) + signal_index(slot, line);
-}
-void Signals::publish_arrival(int slot, int chunk, int peer, cudaStream_t stream) {
-  fake::count(stream);
-  fake::run([=] { __atomic_store_n(line(peer, slot, chunk) + rank_, epochs_[slot], __ATOMIC_RELEASE); });
-}
-
-inline void await(const uint64_t* flag, uint64_t wanted, uint64_t limit_ns, ErrorRecord* record, ErrorRecord told) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(limit_ns);
-  while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) < wanted && !record->ready) {
-    sched_yield();
-    if (std::chrono::steady_clock::now() < end) continue;
-    told.ready = 1, told.wanted = wanted, told.seen = *flag, told.limit_ns = limit_ns;
-    *record = told;
-  }
-}
-
-// What the kernels do, in their order.
-inline void tell_consumed(uint64_t* flag, uint64_t count) {
-  if (!fake::silent) __atomic_store_n(flag, count, __ATOMIC_RELEASE);
-}
-void Signals::wait_arrival(int slot, int chunk, uint32_t mask, cudaStream_t stream) {
-  mask &= ~(1u << rank_);
-  if (!mask) return;
-  fake::count(stream);
-  fake::run([=] {
-    for (int peer = 0; peer < world_; ++peer) {
-      if (mask >> peer & 1u)
-        await(line(rank_, slot, chunk) + peer, epochs_[slot], limit_ns_, record_, {0, peer, slot, chunk, 0, 0, 0});
-    }
-  });
-}
-void Signals::begin(int slot, int sibling, uint32_t mask, cudaStream_t stream) {
-  for (int peer = 0; peer < world_; ++peer) {
-    if (peer == rank_ || !(mask >> peer & 1u)) continue;
-    fake::run([=] {
-      for (int told : {slot, sibling}) tell_consumed(line(peer, told, kConsumedLine) + rank_, epochs_[told]);
-    });
-  }
-  fake::count(stream);
-  const int calls = fake::calls;
-  wait_arrival(slot, kConsumedLine, mask, stream);
-  fake::calls = calls;  // one kernel does all of it
-  fake::run([=] { ++epochs_[slot]; });
-}
-void Signals::drain(const std::vector<int>& slots, cudaStream_t stream) {
-  for (int slot : slots) {
-    for (int peer = 0; peer < world_; ++peer) {
-      if (peer != rank_) tell_consumed(line(peer, slot, kConsumedLine) + rank_, epochs_[slot]);
-    }
-  }
-  for (int slot : slots) wait_arrival(slot, kConsumedLine, (1u << world_) - 1, stream);
-}
-bool Signals::failed() const { return record_->ready != 0; }
 
 }  // namespace fast_cp

@@ -31,11 +31,15 @@ class Use:
     num_groups: int
     k: torch.Tensor
     v: torch.Tensor
+    order: list[int]  # the ranks, as their rows lie in the windows
+    ticket: bool
     sent: list[Any] = field(default_factory=list)  # with the tensors that travel
+    groups_sent: set[int] = field(default_factory=set)
     waited: set[int] = field(default_factory=set)
 
     def rows(self, rank: int) -> slice:
-        start = self.text_front + sum(self.seq_lens[:rank])
+        before = self.order[: self.order.index(rank)]
+        start = self.text_front + sum(self.seq_lens[earlier] for earlier in before)
         return slice(start, start + self.seq_lens[rank])
 
     def heads(self, group: int) -> slice:
@@ -63,13 +67,16 @@ class FakeSlots:
         num_groups: int,
         text_front: int,
         tag: str,
+        own_last: bool = False,
+        ticket: bool = False,
     ) -> Windows:
         if self._use is not None:
             self._end(self._use)
         rows = text_front + sum(seq_lens)
         k, v = (like.new_full((batch, rows, heads, head_dim), torch.nan) for _ in range(2))
         self.prepared += 1
-        self._use = use = Use(self.prepared, list(seq_lens), text_front, num_groups, k, v)
+        order = [*self._peers(), self.rank] if own_last else list(range(self.world))
+        self._use = use = Use(self.prepared, list(seq_lens), text_front, num_groups, k, v, order, ticket)
         self.events.append("prepare")
         own = use.rows(self.rank)
         return k, v, k[:, own], v[:, own]
@@ -77,6 +84,7 @@ class FakeSlots:
     def kv_projection_send_ce_group(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
         use = self._open(k, v)
         self.events.append(f"send {group}")
+        use.groups_sent.add(group)
         own, heads = use.rows(self.rank), use.heads(group)
         block = torch.stack([k[:, own, heads], v[:, own, heads]])  # a copy: later writes do not reach the peers
         for peer in self._peers():
@@ -88,17 +96,38 @@ class FakeSlots:
     def projection_sync(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
         use = self._open(k, v)
         self.events.append(f"wait {group}")
+        self._receive(use, group)
+
+    def projection_ticket(self, k: torch.Tensor, v: torch.Tensor, *, tag: str) -> torch.Tensor:
+        """The numbers of a ticket, without addresses: no kernel polls gloo, so all that it stands for comes now."""
+        use = self._open(k, v)
+        self.events.append("ticket")
+        assert use.ticket, "these windows were prepared without a ticket"
+        assert use.groups_sent == set(range(use.num_groups)), "a ticket was asked for before all groups were sent"
+        for group in sorted(set(range(use.num_groups)) - use.waited):
+            self._receive(use, group)
+        peers = sum(1 << peer for peer in self._peers())
+        last = use.order[-1] == self.rank
+        wait_row = use.rows(self.rank).start if last else use.text_front + sum(use.seq_lens)
+        numbers = [0, use.number, 0, 0, 0, peers | use.num_groups << 32, wait_row | k.shape[2] << 32, 0]
+        return torch.tensor(numbers, dtype=torch.int64, device=k.device)
+
+    def projection_done(self, k: torch.Tensor, v: torch.Tensor, *, tag: str) -> None:
+        self._open(k, v)
+        self.events.append("done")
+
+    def meet(self) -> None:
+        dist.barrier(self.group)
+
+    def _receive(self, use: Use, group: int) -> None:
         assert group not in use.waited, f"group {group} was waited for before"
         use.waited.add(group)
         for peer in self._peers():
             rows, heads = use.rows(peer), use.heads(group)
-            block = torch.stack([k[:, rows, heads], v[:, rows, heads]])
+            block = torch.stack([use.k[:, rows, heads], use.v[:, rows, heads]])
             if block.numel():
                 dist.recv(block, group=self.group, group_src=peer, tag=self._tag(use, group))
-                k[:, rows, heads], v[:, rows, heads] = block
-
-    def meet(self) -> None:
-        dist.barrier(self.group)
+                use.k[:, rows, heads], use.v[:, rows, heads] = block
 
     def _open(self, k: torch.Tensor, v: torch.Tensor) -> Use:
         use = self._use

@@ -12,7 +12,7 @@ from chitu_diffusion.parallel.cp.config import CPConfig
 from chitu_diffusion.parallel.cp.fast.adapters import region_run
 from chitu_diffusion.parallel.cp.fast.adapters.region_plan import RegionPlan
 from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
-from chitu_diffusion.parallel.cp.fast.attention.schedule import LOCAL_FIRST
+from chitu_diffusion.parallel.cp.fast.attention.schedule import LOCAL_FIRST, Schedule
 from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
 from tests.gloo.checks import error
 from tests.gloo.overlapped_runs import LIMIT, PLANS, SEEN, Unmoved, only, run_cases, use_overlapped
@@ -63,6 +63,23 @@ def attends_locally_first(worker: Worker, cases: list[Case]) -> list[float]:
 def test_equals_one_process_where_own_keys_come_first(world: int) -> None:
     for errors in pool().run(world, attends_locally_first, [Case("wan"), Case("z-image", 49, (33, 1))]):
         assert max(errors) <= LIMIT
+
+
+def attends_in_one_kernel(worker: Worker, cases: list[Case], groups: int, by_group: bool) -> list[float]:
+    """By a kernel that would wait by itself: here all is there when it has its ticket."""
+    fused = Schedule((1,) * groups, fused=True)
+    plan = replace(PLANS["whole(1)/one_shot/sdpa"], schedule=fused, kernel="exact", sends=groups, by_group=by_group)
+    with mock.patch.dict(KERNELS, {"exact": reference_row.EXACT}):
+        return run_cases(worker, cases, plan, FakeSlots)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_equals_one_process_where_the_kernel_waits(world: int) -> None:
+    """Own rows last, but for text that asks: there every rank takes the rows in one order."""
+    cases = [Case("wan"), Case("z-image", 49, (33, 1)), Case("qwen-image", 75, (13, 6))]
+    for groups, by_group in ((1, False), (2, True), (2, False)):
+        for errors in pool().run(world, attends_in_one_kernel, cases, groups, by_group):
+            assert max(errors) <= LIMIT
 
 
 @pytest.mark.parametrize("model", CASES)

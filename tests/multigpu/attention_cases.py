@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from dataclasses import dataclass
+from functools import cache
 
 import common
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from chitu_diffusion.parallel.cp.attention import cp_attention
 from chitu_diffusion.parallel.cp.config import CPConfig
+from chitu_diffusion.parallel.cp.fast.attention import cute
+from chitu_diffusion.parallel.cp.fast.attention.kernels import KernelNeeds
 from chitu_diffusion.parallel.cp.fast.attention.planner import AttentionPlan
 from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
 from chitu_diffusion.parallel.cp.fast.runtime import FastCP
@@ -23,6 +26,7 @@ METHODS = ("agkv", "ulysses")
 TRANSFERS = ("ce", "sm", "tma")
 EXACT_PLANS = ("one_shot", "head_pipeline(2)", "head_pipeline(1:2)", "head_pipeline(5)")
 MERGING_PLANS = ("local_first", "local_first(2)", "local_first(3:1)")
+FUSED_PLANS = ("fused", "fused(2)", "fused(5)", "fused(8)")  # with CuTe, whose kernel waits for its keys
 REPEATS = 5  # of a call that is replayed: its graphs are captured at the second use of either turn
 POOL_BYTES = 1024 * common.MB
 TIMEOUT_S = 30.0  # the ranks compute references on the CPU, and may drift apart
@@ -58,9 +62,19 @@ def random_plan(rng: random.Random, case: Case, world: int) -> str | None:
     """A plan that this call can run, or now and then None: then all candidates are measured."""
     if rng.random() < 0.04:
         return None
-    merging = case.method == "agkv" and not case.text_queries and case.seq_len >= world and case.kv_sharded
-    name = rng.choice(EXACT_PLANS + (MERGING_PLANS if merging else ()))
+    own_keys = case.method == "agkv" and case.seq_len >= world and case.kv_sharded
+    names = EXACT_PLANS + (MERGING_PLANS if own_keys and not case.text_queries else ())
+    if own_keys and case.kv_heads in (None, case.heads) and not case.valid_text and cute_waits(case.head_dim):
+        names += FUSED_PLANS
+    name = rng.choice(names)
     return f"{name}/{rng.choice(('graph', 'eager'))}"
+
+
+@cache
+def cute_waits(head_dim: int) -> bool:
+    """Whether CuTe is there; the same on every rank of one machine."""
+    needs = KernelNeeds("cuda", torch.cuda.get_device_capability(), torch.bfloat16, head_dim, 1, 1, arriving=True)
+    return cute.why_not(needs) is None
 
 
 @dataclass(frozen=True)

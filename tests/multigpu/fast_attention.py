@@ -100,6 +100,8 @@ def one_case(
     transfer, busy = rng.choice(cases.TRANSFERS), rng.random() < 0.3
     plan = cases.random_plan(rng, case, place.world)
     kernel = kernel_for(case, rng)
+    if plan is not None and plan.startswith("fused"):
+        kernel, transfer = "cute", "ce"
     given = cases.give(case, place)
     fast_session = sessions.get(case.method, kernel=kernel, transfer=transfer, plan=plan)
     if busy:

@@ -2,7 +2,7 @@
 
 import torch
 
-from chitu_diffusion.parallel.cp.fast.attention.kernels import Kernel, KernelNeeds
+from chitu_diffusion.parallel.cp.fast.attention.kernels import TICKET_NUMBERS, Kernel, KernelNeeds, OwnRows
 from chitu_diffusion.parallel.cp.fast.attention.rows import answers_empty, placed
 
 
@@ -33,6 +33,24 @@ def run(
     return placed(result.to(q.dtype) if out is None else result, out), lse.float() if return_lse else None
 
 
-EXACT = Kernel("exact", serves, run, in_place=True, float32_out=True)
+def run_arriving(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ticket: torch.Tensor,
+    *,
+    scale: float,
+    own: OwnRows | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``ArrivingCall`` for tests whose keys are there when the ticket has been asked for."""
+    assert ticket.shape == (TICKET_NUMBERS,)
+    if own is not None:
+        for window, rows in ((k, own.k), (v, own.v)):
+            window[:, own.rows.start : own.rows.stop] = rows
+    return run(q, k, v, scale=scale, out=out)[0]
+
+
+EXACT = Kernel("exact", serves, run, in_place=True, float32_out=True, run_arriving=run_arriving)
 IN_PLACE = Kernel("in place", serves, run, in_place=True)
 ROUNDED = Kernel("rounded", serves, run)

@@ -13,7 +13,7 @@ from chitu_diffusion.parallel.cp.fast.attention import candidates as module
 from chitu_diffusion.parallel.cp.fast.attention.candidates import PRUNING, candidates, schedules
 from chitu_diffusion.parallel.cp.fast.attention.cost import Work, estimate_s
 from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate
-from chitu_diffusion.parallel.cp.fast.attention.schedule import LOCAL_FIRST, ONE_SHOT, parse
+from chitu_diffusion.parallel.cp.fast.attention.schedule import FUSED, LOCAL_FIRST, ONE_SHOT, parse
 from chitu_diffusion.parallel.cp.fast.attention.wanted import Wanted
 from tests.support.works import agkv, ulysses, works
 
@@ -29,8 +29,9 @@ def ways_of(
     transfers: Sequence[str] = TRANSFERS,
     wanted: Wanted | None = None,
     with_lse: Sequence[str] = KERNELS,
+    waiting: Sequence[str] = (),
 ) -> list[Candidate]:
-    return candidates(works, kernels, with_lse, transfers, wanted)
+    return candidates(works, kernels, with_lse, transfers, wanted, waiting)
 
 
 def names(found: list[Candidate]) -> list[str]:
@@ -63,6 +64,32 @@ def test_no_group_of_a_schedule_is_empty_or_of_short_rows(work: Work) -> None:
 def test_local_first_is_left_out_where_it_cannot_run(work: Work, with_lse: Sequence[str]) -> None:
     assert any(way.schedule.local_first for way in ways_of([agkv()], with_lse=["first"]))
     assert not any(way.schedule.local_first for way in ways_of([work], with_lse=with_lse))
+
+
+@pytest.mark.parametrize(
+    ("work", "waiting", "transfers", "reason"),
+    [
+        (ulysses(), ["first"], TRANSFERS, "a fused schedule belongs to agkv"),
+        (agkv(), ["second"], TRANSFERS, "a fused schedule needs a kernel that waits for keys itself, which first does"),
+        (agkv(), ["first"], ["sm"], "a fused schedule needs copy engines"),
+        (agkv(least_own_rows=0), ["first"], TRANSFERS, "a fused schedule needs a token on every rank"),
+    ],
+)
+def test_a_fused_schedule_is_left_out_where_it_cannot_run(
+    work: Work, waiting: Sequence[str], transfers: Sequence[str], reason: str
+) -> None:
+    there = ways_of([agkv()], waiting=["first"])
+    assert {way.schedule.groups for way in there if way.schedule.fused} >= {(1,) * 2, (1,) * 4, (1,) * 8}
+    assert {way.transfer for way in there if way.schedule.fused} == {"ce"}
+    assert not any(way.schedule.fused for way in ways_of([work], ["first"], transfers, waiting=waiting))
+    with pytest.raises(UnavailableError, match=reason):
+        ways_of([work], ["first"], transfers, Wanted(schedule=FUSED), waiting=waiting)
+
+
+def test_a_fused_schedule_by_another_transfer_is_refused_with_the_reason() -> None:
+    wanted = Wanted(schedule=FUSED, transfer="sm")
+    with pytest.raises(UnavailableError, match="a fused schedule travels by copy engine, not by sm"):
+        ways_of([agkv()], ["first"], wanted=wanted, waiting=["first"])
 
 
 @given(st.lists(works, min_size=1, max_size=2, unique_by=lambda work: work.method), st.sampled_from(TRANSFERS))

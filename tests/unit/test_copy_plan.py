@@ -10,8 +10,8 @@ import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-EXCHANGE_SOURCES = ("runtime/exchange.cpp", "runtime/copies.cpp", "runtime/runtime.cpp", "runtime/heap.cpp",
-                    "runtime/streams.cpp", "transfer/copy_engine.cpp")  # fmt: skip
+EXCHANGE_SOURCES = ("runtime/exchange.cpp", "runtime/copies.cpp", "runtime/ticket.cpp", "runtime/runtime.cpp",
+                    "runtime/heap.cpp", "runtime/streams.cpp", "transfer/copy_engine.cpp")  # fmt: skip
 
 
 def build_and_run(folder: Path, sources: list[str], *options: str, timeout: int = 110) -> str:
@@ -72,3 +72,13 @@ def test_exchanges_between_processes_on_a_fake_device(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_rules_of_an_exchange_on_a_fake_device(tmp_path: Path) -> None:
     assert "all kept" in run_exchanges(tmp_path, "exchange_rules_test.cpp")
+
+
+@pytest.mark.timeout(180)
+def test_tickets_of_readers_that_wait_by_themselves(tmp_path: Path) -> None:
+    assert "all rules kept" in run_exchanges(tmp_path, "exchange_ticket_test.cpp")
+
+
+@pytest.mark.timeout(180)
+def test_starts_meet_where_a_reader_waits_by_itself(tmp_path: Path) -> None:
+    assert "all rules kept" in run_exchanges(tmp_path, "exchange_meeting_test.cpp")

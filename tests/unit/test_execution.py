@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chitu_diffusion.parallel.cp.fast.attention.execution import attend, run
+from chitu_diffusion.parallel.cp.fast.attention.kernels import TICKET_NUMBERS
 from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate
 from chitu_diffusion.parallel.cp.fast.attention.schedule import LOCAL_FIRST, ONE_SHOT, Schedule, head_groups, parse
 from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
@@ -64,6 +65,12 @@ class Arriving:
             if kept is not None:
                 window[:, self.own_rows.start : self.own_rows.stop] = kept
 
+    def ticket(self) -> torch.Tensor:
+        self.events.append(("ticket", 0))
+        for here, whole in zip((self.k, self.v), self.whole[1:], strict=True):
+            here.copy_(whole)
+        return torch.zeros(TICKET_NUMBERS, dtype=torch.int64)
+
     def finished(self, group: int, out: torch.Tensor) -> None:
         self.events.append(("finished", group))
         heads = self._heads[group][0]
@@ -109,6 +116,18 @@ def test_every_schedule_equals_one_kernel_over_all_keys(
     assert relative_error(out, reference_attention(*whole, scale=SCALE)[0]) <= BOUND
     assert arriving.events == order(schedule)
     assert all(told is out for told in arriving.outs)
+    assert home is None or out is home
+
+
+@pytest.mark.parametrize("out_given", [False, True], ids=["new memory", "given memory"])
+@pytest.mark.parametrize("text", ["fused", "fused(2)", "fused(4)"])
+def test_a_fused_schedule_leaves_the_waiting_to_its_one_kernel(text: str, out_given: bool) -> None:
+    schedule, whole = parse(text), draw(7, 13, 4, 4)
+    arriving = Arriving(whole, schedule)
+    home = torch.full_like(whole[0], torch.nan) if out_given else None
+    out = attend(plan(schedule), arriving, scale=SCALE, out=home)
+    assert relative_error(out, reference_attention(*whole, scale=SCALE)[0]) <= BOUND
+    assert arriving.events == [("ticket", 0)]
     assert home is None or out is home
 
 

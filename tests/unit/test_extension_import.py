@@ -17,8 +17,9 @@ pytestmark = pytest.mark.xdist_group("extension")
 
 SOURCES = Path(__file__).parents[2] / "csrc" / "python"
 OPERATORS = {"fast_cp_device_info", "all_gather_kv_4d", "kv_projection_prepare", "kv_projection_send_ce_group",
-             "projection_sync_prepare", "projection_sync", "fast_cp_all_to_all_qkv_4d",
-             "fast_cp_all_to_all_out_4d", "fast_cp_manage_capture", "fast_cp_check", "fast_cp_forget"}  # fmt: skip
+             "projection_sync_prepare", "projection_sync", "projection_ticket", "fast_cp_all_to_all_qkv_4d",
+             "fast_cp_all_to_all_out_4d", "fast_cp_manage_capture", "fast_cp_check", "fast_cp_forget",
+             "fast_cp_exchange_ticket"}  # fmt: skip
 
 CHILD = """
 import json
@@ -38,6 +39,12 @@ def fake_shapes():
     windows = fu.exchange_start(q, k, k, split, tag="in", own_chunks=1, generation=0)
     fu.exchange_wait(windows, 1, tag="in")
     fu.exchange_done(windows, tag="in")
+    even = fu.Split((6, 5), (3, 3), (2, 2), (1, 1))
+    read_by_ticket = fu.exchange_start(None, k, k, even, tag="in", own_last=True, ticket=True)
+    ticket = fu.exchange_ticket(read_by_ticket, tag="in")
+    assert ticket.dtype == torch.int64 and ticket.is_cuda
+    shapes |= {"k_of_ticket": read_by_ticket[1], "ticket": ticket}
+    fu.exchange_done(read_by_ticket, tag="in")
     held = q.new_empty(1, 14, 3, 64)
     shapes |= {"q": windows[0], "k": windows[1], "home": fu.all_to_all_out_4d(held, split)}
     shapes["home_with_text"] = fu.return_start(held, split, tag="out", send_text=True, generation=1)
@@ -45,6 +52,11 @@ def fake_shapes():
     fu.kv_projection_send_ce_group(k_full, v_full, 0)
     fu.projection_sync_prepare(k_full, v_full, 0)
     fu.projection_sync(k_full, v_full, 0)
+    *turned, last_slot, _ = fu.kv_projection_prepare(
+        k, 1, (6, 5), 4, 64, num_groups=2, text_front=2, text_back=1, own_last=True, ticket=True
+    )
+    assert last_slot.storage_offset() == (2 + 5) * 4 * 64, "rank 0's rows come after those of rank 1"
+    shapes |= {"turned": turned[0], "last_slot": last_slot, "projected": fu.projection_ticket(*turned)}
     return {name: list(t.shape) for name, t in (shapes | {"k_full": k_full, "v_slot": v_slot}).items()}
 
 def unlike():
@@ -82,6 +94,9 @@ print(json.dumps({
     "unlike": error_of(unlike),
     "no_generation": error_of(lambda: fu.exchange_start(None, on_cpu, on_cpu, fu.Split((4,), (2,), (2,)), tag="in",
                                                         generation=2)),
+    "uneven_ticket": error_of(lambda: fu.exchange_start(None, on_cpu, on_cpu, fu.Split((4,), (2,), (2,), (1, 2)),
+                                                        tag="in", ticket=True)),
+    "no_ticket": error_of(lambda: torch.ops.fast_ulysses.fast_cp_exchange_ticket([on_cpu], "in")),
     "not_managed": error_of(fu.managed_capture().__enter__),
     "chunks": [[q.start, q.stop, k.start, k.stop] for q, k in fu.chunk_heads(10, 5, (1, 1))],
     "weighted": [[q.start, q.stop, k.start, k.stop] for q, k in fu.chunk_heads(10, 5, (1, 3, 1))],
@@ -129,6 +144,7 @@ def test_an_operator_without_a_runtime_says_what_to_do(told: dict[str, Any]) -> 
     assert "init_fast_cp" in told["no_runtime"]
     assert "init_fast_cp" in told["cpu_tensor_to_operator"]
     assert "init_fast_cp" in told["not_managed"]
+    assert "init_fast_cp" in told["no_ticket"]
 
 
 def test_wrong_arguments_end_in_a_sentence(told: dict[str, Any]) -> None:
@@ -138,6 +154,7 @@ def test_wrong_arguments_end_in_a_sentence(told: dict[str, Any]) -> None:
     assert told["too_many_chunks"] == "ValueError: chunks must hold 1 to 32 weights, not 33"
     assert told["unlike"] == "ValueError: k and v have different dtypes: torch.bfloat16, torch.float16"
     assert "give 0 or 1" in told["no_generation"]
+    assert told["uneven_ticket"] == "ValueError: a ticket was asked for chunks (1, 2); give equal weights: (1,) * 2"
 
 
 def test_fake_implementations_give_the_shapes(told: dict[str, Any]) -> None:
@@ -145,10 +162,15 @@ def test_fake_implementations_give_the_shapes(told: dict[str, Any]) -> None:
         "gathered": [1, 11, 4, 64],
         "q": [1, 14, 3, 64],
         "k": [1, 14, 2, 64],
+        "k_of_ticket": [1, 11, 2, 64],
+        "ticket": [8],
         "home": [1, 6, 6, 64],
         "home_with_text": [1, 9, 6, 64],
         "k_full": [1, 11, 4, 64],
         "v_slot": [1, 6, 4, 64],
+        "turned": [1, 14, 4, 64],
+        "last_slot": [1, 6, 4, 64],
+        "projected": [8],
     }
 
 

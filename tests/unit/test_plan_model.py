@@ -86,10 +86,18 @@ def test_the_numbers_of_a_row_belong_together() -> None:
 
 
 def test_only_agkv_begins_with_its_own_keys_and_only_where_every_rank_has_some() -> None:
-    first = {row.method: row.schedule.startswith("local_first") for row in told(machine=Machine(4)).rows}
+    own_first = ("local_first", "fused")
+    first = {row.method: row.schedule.startswith(own_first) for row in told(machine=Machine(4)).rows}
     assert first == {"agkv": True, "hybrid(2)": False, "ulysses": False}
     few = told(replace(QUESTION, sequence=5), Machine(8)).rows
-    assert not any(row.schedule.startswith("local_first") for row in few)
+    assert not any(row.schedule.startswith(own_first) for row in few)
+
+
+def test_no_kernel_waits_by_itself_where_the_hardware_has_none_that_can() -> None:
+    one = told(machine=Machine(2)).rows[0]
+    assert one.schedule.startswith("fused")
+    without = replace(model.hardware_of(Machine(2)), fuses=False)
+    assert not any(row.schedule.startswith("fused") for row in model.report(QUESTION, 2, without).rows)
 
 
 def test_heads_are_split_as_suits_the_link_that_is_asked_about() -> None:

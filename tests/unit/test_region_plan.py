@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from chitu_diffusion.parallel.cp.fast.adapters.region_plan import RegionWork, by_name, candidates
 
-WORK = RegionWork(24, False, 100, ("cute", "cudnn"), ("cute", "cudnn"), session_fits=True)
+WORK = RegionWork(24, False, 100, ("cute", "cudnn"), ("cute", "cudnn"), ("cute",), session_fits=True)
 
 
 def names(work: RegionWork) -> list[str]:
@@ -17,6 +17,7 @@ def test_the_simplest_comes_first_and_every_name_once() -> None:
     assert len(by_name(found)) == len(found)
     assert names(WORK)[1:3] == ["whole(1)/one_shot/cudnn", "whole(1)/local_first/cute"]
     assert names(WORK)[-1] == "project, then attend"
+    assert {"by_group(4)/fused(4)/cute", "whole(2)/fused(2)/cute"} <= set(names(WORK))
     assert {"by_group(4)/one_shot/cute", "by_group(2)/head_pipeline(2)/cute"} <= set(names(WORK))
 
 
@@ -32,6 +33,12 @@ def test_local_first_needs_its_log_sum_exp_own_rows_and_no_text() -> None:
         replace(WORK, least_own_rows=0),
     ):
         assert not any("local_first" in name for name in names(lacking))
+
+
+def test_a_fused_schedule_needs_a_kernel_that_waits_and_own_rows() -> None:
+    assert not any("fused" in name for name in names(replace(WORK, waiting=())))
+    assert not any("fused" in name for name in names(replace(WORK, least_own_rows=0)))
+    assert any("fused" in name for name in names(replace(WORK, text_queries=True)))
 
 
 def test_the_sessions_way_is_measured_only_where_both_fit_the_pool() -> None:

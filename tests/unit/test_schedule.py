@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from chitu_diffusion.parallel.cp.errors import ConfigError
 from chitu_diffusion.parallel.cp.fast.attention.schedule import (
+    FUSED,
     LARGEST_WEIGHT,
     LOCAL_FIRST,
     MOST_GROUPS,
@@ -27,7 +28,9 @@ from chitu_diffusion.parallel.cp.fast.attention.schedule import (
 SPLIT = Path(__file__).parents[2] / "csrc/python/fast_ulysses/split.py"
 weights = st.lists(st.integers(1, 50), min_size=1, max_size=MOST_GROUPS).map(tuple)
 equal_weights = st.integers(1, MOST_GROUPS).map(lambda n: (1,) * n)
-schedules = st.builds(Schedule, weights | equal_weights, st.booleans())
+schedules = st.builds(Schedule, weights | equal_weights, st.booleans()) | st.builds(
+    Schedule, equal_weights, fused=st.just(True)
+)
 head_counts = st.tuples(st.integers(1, 64), st.integers(1, 8)).map(lambda x: (x[0] * x[1], x[0]))  # all, K/V
 
 
@@ -53,6 +56,10 @@ def test_different_schedules_have_different_texts(one: Schedule, other: Schedule
         ("local_first(1)", LOCAL_FIRST),
         ("local_first(2)", Schedule((1, 1), local_first=True)),
         ("local_first(1:3)", Schedule((1, 3), local_first=True)),
+        ("fused", FUSED),
+        ("fused(1)", FUSED),
+        ("fused(8)", Schedule((1,) * 8, fused=True)),
+        ("fused(2:2)", Schedule((1, 1), fused=True)),
     ],
 )
 def test_every_form_of_the_text_means_what_the_documentation_says(text: str, schedule: Schedule) -> None:
@@ -81,7 +88,7 @@ def test_a_schedule_outside_the_limits_is_refused(text: str) -> None:
         parse(text)
 
 
-near_misses = st.from_regex(r"(head_pipeline|local_first)\([0-9:]*\)", fullmatch=True)
+near_misses = st.from_regex(r"(head_pipeline|local_first|fused)\([0-9:]*\)", fullmatch=True)
 
 
 @given(near_misses | st.text("head_pipln()local_first:one_shot0123456789", max_size=40))
@@ -90,6 +97,13 @@ def test_any_other_text_is_a_config_error_and_nothing_else(text: str) -> None:
         parse(text)
     except ConfigError:
         return
+
+
+def test_a_kernel_that_waits_by_itself_counts_groups_of_equal_weight() -> None:
+    with pytest.raises(ConfigError, match="a fused schedule has groups of equal weight, not 1:3"):
+        parse("fused(1:3)")
+    with pytest.raises(ConfigError, match="fused or local_first, not both"):
+        Schedule((1,), local_first=True, fused=True)
 
 
 @pytest.mark.parametrize("groups", [(), (0,), (1, -1), (1,) * (MOST_GROUPS + 1)])
@@ -121,8 +135,8 @@ def test_a_text_is_refused_at_once_however_it_is_broken(digits: str) -> None:
 
 
 @given(schedules)
-def test_only_what_is_not_merged_is_exact(schedule: Schedule) -> None:
-    assert schedule.exact is not schedule.local_first
+def test_only_what_takes_all_keys_in_one_order_is_exact(schedule: Schedule) -> None:
+    assert schedule.exact is not (schedule.local_first or schedule.fused)
 
 
 @given(head_counts, weights)

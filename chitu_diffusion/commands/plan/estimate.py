@@ -53,7 +53,8 @@ def report(question: Question, world: int) -> PlanReport:
     kernel = choose_kernel("auto", [reasons])
     with_lse = [name for name, why in explain(replace(needs, lse=True)).items() if why is None]
     kernels = [name for name, why in reasons.items() if why is None][:KERNELS_MEASURED]
-    found = candidates(list(works(question, world).values()), kernels, with_lse, TRANSFERS)
+    waiting = [name for name, why in explain(replace(needs, arriving=True)).items() if why is None]
+    found = candidates(list(works(question, world).values()), kernels, with_lse, TRANSFERS, waiting=waiting)
     rows = [Row(candidate.name, estimate_ms(question, world, candidate.name)) for candidate in found]
     return PlanReport(
         question=question,

@@ -70,9 +70,10 @@ class CallPlanner:
         works = [work_of(signature, method, layout) for method, layout in layouts.items()]
         names = serving(reasons_by_rank, kernel)[:KERNELS_MEASURED]
         with_lse = serving(self._control.gather(explain(replace(needs, lse=True)), PATIENCE_S))
+        waiting = serving(self._control.gather(explain(replace(needs, arriving=True)), PATIENCE_S))
         named = self._config.transfer or "auto"
         transfers = TRANSFERS if named == "auto" else (named,)
-        found = candidates(works, names, with_lse, transfers, self._wanted)
+        found = candidates(works, names, with_lse, transfers, self._wanted, waiting)
         return self._call(signature, self._fastest(signature, found, kernel, inputs, key_mask), kernel)
 
     def _degrees(self, signature: Signature) -> dict[str, int]:

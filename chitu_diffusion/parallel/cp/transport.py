@@ -35,6 +35,10 @@ class Inputs:
     text: Text | None = None
 
 
+def _no_ticket() -> torch.Tensor:
+    raise UnavailableError("this transport tells no kernel what has arrived; a fused schedule needs backend fast")
+
+
 def _nothing(group: int, out: torch.Tensor | None = None) -> None:
     """Everything is there already, and the output goes home as a whole."""
 
@@ -45,7 +49,8 @@ class Arrived:
 
     The heads of group g may be read after ``wait(g)`` on the current stream, and ``finished(g, out)`` says that they
     have been written to ``out`` (B, Sq, h, D). ``own_k`` and ``own_v`` are this rank's own rows ``own_rows`` of k and v
-    where they lie from the start, None where the method has none.
+    where they lie from the start, None where the method has none. A kernel that waits by itself asks for the ``ticket``
+    instead of calling ``wait``.
     """
 
     q: torch.Tensor
@@ -56,6 +61,7 @@ class Arrived:
     own_k: torch.Tensor | None = None
     own_v: torch.Tensor | None = None
     own_rows: Span = field(default_factory=lambda: Span(0, 0))
+    ticket: Callable[[], torch.Tensor] = _no_ticket
 
 
 class Transport(Protocol):

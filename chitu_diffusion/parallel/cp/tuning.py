@@ -12,6 +12,7 @@ import torch
 from chitu_diffusion.parallel.cp.call import Call, perform
 from chitu_diffusion.parallel.cp.control import ControlChannel
 from chitu_diffusion.parallel.cp.errors import first_line
+from chitu_diffusion.parallel.cp.fast.attention.kernels import TICKET_NUMBERS
 from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate
 from chitu_diffusion.parallel.cp.fast.attention.table import KERNELS
 from chitu_diffusion.parallel.cp.fast.transport import FastTransport
@@ -128,7 +129,12 @@ def _try_kernels(trials: Sequence[Trial], inputs: Inputs) -> Failures:
         q, k, v = (x[:, : min(x.shape[1], 256)] for x in (inputs.q, inputs.k, inputs.v))
         try:
             out = torch.empty_like(q)
-            kernel.run(q, k, v, scale=trial.call.scale, out=out, return_lse=trial.candidate.schedule.local_first)
+            if trial.candidate.schedule.fused:
+                assert kernel.run_arriving is not None
+                all_there = torch.zeros(TICKET_NUMBERS, dtype=torch.int64, device=q.device)
+                kernel.run_arriving(q, k, v, all_there, scale=trial.call.scale, out=out)
+            else:
+                kernel.run(q, k, v, scale=trial.call.scale, out=out, return_lse=trial.candidate.schedule.local_first)
             torch.cuda.synchronize(q.device)
         except Exception as error:
             failures[trial.candidate.name] = first_line(error)

@@ -1,5 +1,7 @@
 """Checks of tensors that need no library: they hold for real, CPU and fake tensors alike."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -49,3 +51,9 @@ def require_chunk(chunk: int) -> None:
     """Raise ValueError for a chunk that cannot be."""
     if not 0 <= chunk < 32:
         raise ValueError(f"chunk {chunk} does not exist; chunks are counted from 0, and there are at most 32")
+
+
+def require_ticket_chunks(ticket: bool, chunks: Sequence[int]) -> None:
+    """Raise ValueError for a ticket of chunks that a kernel cannot tell from their number alone."""
+    if ticket and len(set(chunks)) > 1:
+        raise ValueError(f"a ticket was asked for chunks {tuple(chunks)}; give equal weights: (1,) * {len(chunks)}")

@@ -31,7 +31,7 @@ def _exchange(
 def _exchange_start(
     q: Tensor | None, k: Tensor, v: Tensor, seq_lens: Ints, q_heads: Ints, kv_heads: Ints, chunks: Ints = (1,),
     text: Ints = (0, 0, 0, 0), tag: str = "", transfer: str = "ce", send_now: bool = True, own_chunks: int = -1,
-    generation: int = -1, in_turn: bool = False,
+    generation: int = -1, in_turn: bool = False, own_last: bool = False, ticket: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return _exchange(q, k, v, seq_lens, q_heads, kv_heads, text)
 
@@ -79,10 +79,22 @@ def _all_gather_kv(
 
 def _kv_projection_prepare(
     like: Tensor, batch: int, seq_lens: Ints, heads: int, head_dim: int, num_groups: int = 1, text_front: int = 0,
-    text_back: int = 0, tag: str = "", generation: int = -1,
+    text_back: int = 0, tag: str = "", generation: int = -1, own_last: bool = False, ticket: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     full = like.new_empty(batch, text_front + sum(seq_lens) + text_back, heads, head_dim)
     return full, torch.empty_like(full)
+
+
+def _ticket(like: Tensor) -> Tensor:
+    return like.new_empty(8, dtype=torch.int64)
+
+
+def _exchange_ticket(windows: Sequence[Tensor], tag: str) -> Tensor:
+    return _ticket(windows[0])
+
+
+def _projection_ticket(k: Tensor, v: Tensor, tag: str = "") -> Tensor:
+    return _ticket(k)
 
 
 def _peer_copy(src: Tensor, peer: int, tag: str = "", transfer: str = "ce") -> Tensor:
@@ -101,11 +113,13 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "fast_cp_return_start": _return_start,
     "fast_cp_exchange_send": _nothing,
     "fast_cp_exchange_wait": _nothing,
+    "fast_cp_exchange_ticket": _exchange_ticket,
     "fast_cp_exchange_done": _nothing,
     "kv_projection_prepare": _kv_projection_prepare,
     "kv_projection_send_ce_group": _nothing,
     "projection_sync_prepare": _nothing,
     "projection_sync": _nothing,
+    "projection_ticket": _projection_ticket,
     "fast_cp_peer_copy": _peer_copy,
     "fast_cp_round_trip": _nothing,
 }

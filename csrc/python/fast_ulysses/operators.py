@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .checks import require_bshd, require_chunk, require_generation
+from .checks import require_bshd, require_chunk, require_generation, require_ticket_chunks
 from .lifetime import rank_and_world
 from .split import Split
 
@@ -25,11 +25,13 @@ _exchange_start = _ops.fast_cp_exchange_start.default
 _return_start = _ops.fast_cp_return_start.default
 _exchange_send = _ops.fast_cp_exchange_send.default
 _exchange_wait = _ops.fast_cp_exchange_wait.default
+_exchange_ticket = _ops.fast_cp_exchange_ticket.default
 _exchange_done = _ops.fast_cp_exchange_done.default
 _prepare = _ops.kv_projection_prepare.default
 _send_ce_group = _ops.kv_projection_send_ce_group.default
 _sync_prepare = _ops.projection_sync_prepare.default
 _sync = _ops.projection_sync.default
+_projection_ticket = _ops.projection_ticket.default
 
 
 def exchange_start(
@@ -44,6 +46,8 @@ def exchange_start(
     own_chunks: int = -1,
     generation: int = -1,
     in_turn: bool = False,
+    own_last: bool = False,
+    ticket: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Send K and V to all ranks, and Q within the Ulysses group; returns this rank's windows of q, k and v at once.
 
@@ -57,8 +61,13 @@ def exchange_start(
     that replays a graph where another calls eagerly must name it, since a replay does not advance the turn.
     ``in_turn``: promises that all uses of this tag take the two windows in turn, go between the same peers, and wait
     for every chunk; then copies start without asking the peers first. A broken promise gives wrong results.
+    ``own_last``: the tokens in the windows of k and v lie in the order of ranks r + 1, …, 0, …, r on rank r (its own
+    ones last) instead of 0, 1, …. The same on all ranks.
+    ``ticket``: a kernel reads the windows that waits by itself, for which ``exchange_ticket`` tells what to poll; the
+    same on all ranks. Chunks must have equal weights. Start then waits until every peer has started.
     """
     require_generation(generation)
+    require_ticket_chunks(ticket, split.chunks)
     if q is None:
         require_bshd(k=k, v=v)
     else:
@@ -67,7 +76,7 @@ def exchange_start(
     split.require_rows(k, split.kv_total, "k")
     split.require_rows(v, split.kv_total, "v")
     windows: tuple[Tensor, Tensor, Tensor] = _exchange_start(
-        q, k, v, *split.as_lists, tag, transfer, send_now, own_chunks, generation, in_turn
+        q, k, v, *split.as_lists, tag, transfer, send_now, own_chunks, generation, in_turn, own_last, ticket
     )
     return windows
 
@@ -106,6 +115,17 @@ def exchange_wait(windows: Sequence[Tensor], chunk: int, *, tag: str) -> None:
     """Let the current stream wait until one chunk has arrived from every peer. The host does not wait."""
     require_chunk(chunk)
     _exchange_wait(list(windows), chunk, tag)
+
+
+def exchange_ticket(windows: Sequence[Tensor], *, tag: str) -> Tensor:
+    """What a kernel polls before it reads the windows of an open exchange that was started with ``ticket``.
+
+    Returns 8 int64 on the device, valid until ``exchange_done``; ``runtime/signals.hpp`` describes them (``Ticket``).
+    All chunks must have been sent, and count as awaited from here on: nothing else need wait for them. What runs next
+    on the current stream may poll the ticket, on as many SMs as it likes.
+    """
+    found: Tensor = _exchange_ticket(list(windows), tag)
+    return found
 
 
 def exchange_done(windows: Sequence[Tensor], *, tag: str) -> None:
@@ -169,20 +189,27 @@ def kv_projection_prepare(
     text_back: int = 0,
     tag: str = "kv_projection",
     generation: int = -1,
+    own_last: bool = False,
+    ticket: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gathered K and V windows, and this rank's rows of them, into which a projection writes in place.
 
     ``like`` gives the dtype. Returns k_full and v_full (B, text_front + S + text_back, Hk, D) and their views k_slot
     and v_slot (B, S_rank, Hk, D). Valid until the next prepare with this tag. ``generation``: see ``exchange_start``;
-    who names it promises what ``in_turn`` promises there.
+    who names it promises what ``in_turn`` promises there. ``own_last``, ``ticket``: see there too; the slots lie where
+    ``own_last`` puts them, and ``projection_ticket`` gives the ticket.
     """
     require_generation(generation)
     rank = rank_and_world()[0]
     if not 1 <= num_groups <= min(heads, 32):
         raise ValueError(f"num_groups must be 1 to {min(heads, 32)} for {heads} heads, not {num_groups}")
-    k, v = _prepare(like, batch, list(seq_lens), heads, head_dim, num_groups, text_front, text_back, tag, generation)
-    first = text_front + sum(seq_lens[:rank])
-    return k, v, k.narrow(1, first, seq_lens[rank]), v.narrow(1, first, seq_lens[rank])
+    lengths = list(seq_lens)
+    k, v = _prepare(
+        like, batch, lengths, heads, head_dim, num_groups, text_front, text_back, tag, generation, own_last, ticket
+    )
+    rows = lengths[rank]
+    first = text_front + (sum(lengths) - rows if own_last else sum(lengths[:rank]))
+    return k, v, k.narrow(1, first, rows), v.narrow(1, first, rows)
 
 
 def kv_projection_send_ce_group(k: Tensor, v: Tensor, group: int, *, tag: str = "kv_projection") -> None:
@@ -201,3 +228,13 @@ def projection_sync(k: Tensor, v: Tensor, group: int, *, tag: str = "kv_projecti
     """Let the current stream wait until one group has arrived from every peer."""
     require_chunk(group)
     _sync(k, v, group, tag)
+
+
+def projection_ticket(k: Tensor, v: Tensor, *, tag: str = "kv_projection") -> Tensor:
+    """The ticket of windows that were prepared with ``ticket``, after all groups were sent: see ``exchange_ticket``.
+
+    No ``projection_sync`` is needed then. The sends are joined by the next prepare with this tag, or before, by
+    ``exchange_done((k, v), tag=tag)`` after the last read: a CUDA graph that captures the use must end with that.
+    """
+    found: Tensor = _projection_ticket(k, v, tag)
+    return found

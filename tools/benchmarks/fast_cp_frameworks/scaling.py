@@ -73,7 +73,7 @@ GPUS = (
         "78 SMs, memory 4.0 TB/s, by public reports",
     ),
     Gpu(
-        _assumed("RTX PRO 5000 Blackwell", 50, 258, 110, 1.344),
+        replace(_assumed("RTX PRO 5000 Blackwell", 50, 258, 110, 1.344), fuses=False),  # SM120
         "assumed: PCIe 5.0 x16 is 63 GB/s each way, about 50 of them for data",
         "assumed: the same share of its peak (258: an eighth of 2064 sparse FP4 TOPS)",
         "110 SMs, memory 1.344 TB/s, by its data sheet",

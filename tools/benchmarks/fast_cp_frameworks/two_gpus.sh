@@ -51,8 +51,11 @@ bench z-image 50 --model z-image --method $all,fast_auto --iterations 8
 bench kept-plans 30 --model z-image --sequence 4096 --method single,fast_auto --iterations 8
 bench wan-1.3b 90 --model wan-1.3b --method $all,fast_auto --iterations 5
 part wrapper 260 bash chitu_diffusion/parallel/cp/fast/test/run_wrapper.sh "$out/wrapper" --cp 2
-part models 300 python3 -m tools.benchmarks.fast_cp_frameworks.models --output "$out/models.json" --iterations 2 \
-    --model qwen-image-1328 z-image-1024 wan-14b-720p
+mkdir -p "$out/models"
+part models 300 python3 -m tools.benchmarks.fast_cp_frameworks.models --output "$out/models/images.json" \
+    --iterations 2 --model qwen-image-1328 z-image-1024
+part models 300 python3 -m tools.benchmarks.fast_cp_frameworks.models --output "$out/models/wan-14b-720p.json" \
+    --iterations 2 --model wan-14b-720p
 part compare 420 python3 -m tools.benchmarks.fast_cp_frameworks.compare --preset dit --limit 400 --output "$out/compare"
 bench wan-14b 90 --model wan-14b --method $all --iterations 3 --repeats 2 --warmup 1
 

@@ -54,9 +54,14 @@ class FastTransport:
         transfer = transfer or TRANSFERS[0]
         split = self._split(layout, schedule.groups)
         q, k, v = dense(inputs.q) if layout.degree > 1 else None, dense(inputs.k), dense(inputs.v)
-        placed = 0 if schedule.local_first else -1
+        fused = schedule.fused
+        placed = 0 if schedule.local_first or fused else -1
         use, *back = [self.use_of(tag) for tag in _tags(layout)]
-        windows = self._ops.exchange_start(q, k, v, split, transfer=transfer, own_chunks=placed, **vars(use))
+        # the last rows are attended to first; but text must be answered alike on every rank, so in one order of rows
+        own_last = fused and not layout.text_queries
+        windows = self._ops.exchange_start(
+            q, k, v, split, transfer=transfer, own_chunks=placed, own_last=own_last, ticket=fused, **vars(use)
+        )
         self._way_in = windows, use.tag
         self._place_text(layout, inputs, *windows)
         if layout.degree > 1:
@@ -69,7 +74,8 @@ class FastTransport:
             finished=self._way_back.send if self._way_back is not None else _not_sent,
             own_k=k if layout.degree == 1 else None,
             own_v=v if layout.degree == 1 else None,
-            own_rows=layout.shards[self.rank].shifted(layout.kv_token_offset),
+            own_rows=self._own_rows(layout, own_last),
+            ticket=lambda: self._ops.exchange_ticket(windows, tag=use.tag),
         )
 
     def receive(
@@ -142,6 +148,12 @@ class FastTransport:
         if self._token is None:
             self._token = torch.zeros(1, 1, 1, 8, device=self.fast.device, dtype=torch.bfloat16)
         self._ops.all_gather_kv_4d(self._token, self._token, tag="meet")
+
+    def _own_rows(self, layout: Layout, last: bool) -> Span:
+        """Where this rank's tokens lie in the windows of K and V."""
+        own = layout.shards[self.rank]
+        tokens = Span(layout.seq_len - own.size, layout.seq_len) if last else own
+        return tokens.shifted(layout.kv_token_offset)
 
     def _stay(self, layout: Layout, inputs: Inputs) -> Arrived:
         """One rank, or keys that every rank holds: nothing travels."""

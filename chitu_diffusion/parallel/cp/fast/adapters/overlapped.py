@@ -110,6 +110,7 @@ class OverlappedPath:
         reasons = self._control.gather(explain(needs), PATIENCE_S)
         kernel = choose_kernel(self._session.config.kernel, reasons)
         with_lse = serving(self._control.gather(explain(replace(needs, lse=True)), PATIENCE_S))
+        waiting = serving(self._control.gather(explain(replace(needs, arriving=True)), PATIENCE_S))
         fits = self._session_fits(signature, layout)
         work = RegionWork(
             num_heads=signature.num_heads,
@@ -117,6 +118,7 @@ class OverlappedPath:
             least_own_rows=min(span.size for span in layout.shards),
             kernels=tuple(serving(reasons, kernel)[:KERNELS_MEASURED]),
             with_lse=tuple(with_lse),
+            waiting=tuple(waiting),
             session_fits=fits is None,
         )
         found = by_name(candidates(work))

@@ -14,7 +14,8 @@ class RegionPlan(Candidate):
     """One way to run a region.
 
     K and V are projected whole, or ``by_group``: a group of heads leaves while the next is projected. ``sends`` groups
-    leave one by one; ``schedule`` says whether attention begins with the first of them or when all are there. With
+    leave one by one; ``schedule`` says whether attention begins with the first of them, when all are there, or at once,
+    with a kernel that waits by itself (its groups are those that are sent). With
     ``overlapped=False`` it is the session's way instead: everything is projected, then attended to by its own plan.
     """
 
@@ -39,6 +40,7 @@ class RegionWork:
     least_own_rows: int  # on any rank
     kernels: tuple[str, ...]  # that serve on every rank, the preferred first
     with_lse: tuple[str, ...]  # those that also give the log-sum-exp
+    waiting: tuple[str, ...]  # those that can wait for keys themselves
     session_fits: bool  # whether the pool has room for the session's windows beside the region's
 
 
@@ -50,7 +52,9 @@ def candidates(work: RegionWork) -> list[RegionPlan]:
     if kernel in work.with_lse and not work.text_queries and work.least_own_rows:
         found.append(_plan(kernel, 1, LOCAL_FIRST))
     for count in (n for n in GROUPS if n <= work.num_heads):
-        pipeline = Schedule((1,) * count)
+        pipeline, fused = Schedule((1,) * count), Schedule((1,) * count, fused=True)
+        if kernel in work.waiting and work.least_own_rows:
+            found += [_plan(kernel, count, fused), _plan(kernel, count, fused, by_group=True)]
         found += [
             _plan(kernel, count, ONE_SHOT, by_group=True),
             _plan(kernel, count, pipeline),

@@ -28,7 +28,7 @@ def run_overlapped(plan: RegionPlan, call: RegionCall, layout: Layout, ops: Slot
     other rank waits for it.
     """
     tokens, text_len = call.tokens, layout.text_len
-    slots = Slots(ops, layout, tokens.hidden, tokens.head_dim, plan.sends)
+    slots = Slots(ops, layout, tokens.hidden, tokens.head_dim, plan.sends, fused=plan.schedule.fused)
     try:
         send_projected(plan, tokens, slots)
         if call.text is not None:
@@ -36,8 +36,20 @@ def run_overlapped(plan: RegionPlan, call: RegionCall, layout: Layout, ops: Slot
         q = queries(call)
         own = layout.shards[rank].shifted(text_len)
         wait = slots.wait if len(plan.schedule.groups) == plan.sends else lambda _: slots.wait_for_all()
-        arriving = Arrived(q, slots.k, slots.v, wait, own_k=slots.k_slot, own_v=slots.v_slot, own_rows=own)
+        lies_apart = plan.schedule.local_first  # else the own rows are read in their place, like all others
+        arriving = Arrived(
+            q,
+            slots.k,
+            slots.v,
+            wait,
+            own_k=slots.k_slot if lies_apart else None,
+            own_v=slots.v_slot if lies_apart else None,
+            own_rows=own,
+            ticket=slots.ticket,
+        )
         out = attend(plan, arriving, scale=tokens.head_dim**-0.5, key_mask=call.key_mask)
+        if plan.schedule.fused:
+            slots.done()
     except Exception:
         slots.abandon()
         raise

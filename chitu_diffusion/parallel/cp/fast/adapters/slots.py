@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
+from chitu_diffusion.parallel.cp.fast.attention.kernels import TICKET_NUMBERS
 from chitu_diffusion.parallel.cp.fast.way_back import Use
 from chitu_diffusion.parallel.cp.layout import Layout
 
@@ -26,14 +27,25 @@ class SlotOperators(Protocol):
         num_groups: int,
         text_front: int,
         tag: str,
+        own_last: bool = False,
+        ticket: bool = False,
     ) -> Windows:
-        """The windows of K and V, and this rank's slots in them; valid until the next call."""
+        """The windows of K and V, and this rank's slots in them; valid until the next call.
+
+        ``own_last``: the slots come behind the other ranks' rows. ``ticket``: a kernel will wait by itself.
+        """
 
     def kv_projection_send_ce_group(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
         """Send one group of heads of this rank's slots, as the current stream has written them."""
 
     def projection_sync(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
         """Let the current stream wait until one group has come from every other rank."""
+
+    def projection_ticket(self, k: torch.Tensor, v: torch.Tensor, *, tag: str) -> torch.Tensor:
+        """What a kernel needs to know that waits by itself, when all groups have been sent."""
+
+    def projection_done(self, k: torch.Tensor, v: torch.Tensor, *, tag: str) -> None:
+        """The kernel that waits by itself has been launched on the current stream."""
 
 
 class InTurn:
@@ -57,6 +69,8 @@ class InTurn:
         num_groups: int,
         text_front: int,
         tag: str,
+        own_last: bool = False,
+        ticket: bool = False,
     ) -> Windows:
         """See ``SlotOperators``."""
         self._use = use = self._use_of(tag)
@@ -70,6 +84,8 @@ class InTurn:
             text_front=text_front,
             tag=use.tag,
             generation=use.generation,
+            own_last=own_last,
+            ticket=ticket,
         )
         return windows
 
@@ -83,14 +99,36 @@ class InTurn:
         assert self._use is not None
         self._extension.projection_sync(k, v, group, tag=self._use.tag)
 
+    def projection_ticket(self, k: torch.Tensor, v: torch.Tensor, *, tag: str) -> torch.Tensor:
+        """See ``SlotOperators``."""
+        assert self._use is not None
+        ticket: torch.Tensor = self._extension.projection_ticket(k, v, tag=self._use.tag)
+        return ticket
+
+    def projection_done(self, k: torch.Tensor, v: torch.Tensor, *, tag: str) -> None:
+        """See ``SlotOperators``: the streams that have sent join the current one, as a capture needs."""
+        assert self._use is not None
+        self._extension.exchange_done((k, v), tag=self._use.tag)
+
 
 class Slots:
     """One use of the windows: ``k`` and ``v`` (B, T + S, H, D) with the text in front, the slots (B, S_local, H, D).
 
     The two generations of the windows take turns by themselves, so a block does not wait for the readers of the last.
+    ``fused``: for a kernel that waits by itself, which meets the last rows first; text is answered on every rank, so
+    alike, in one order of rows.
     """
 
-    def __init__(self, ops: SlotOperators, layout: Layout, like: torch.Tensor, head_dim: int, num_groups: int) -> None:
+    def __init__(
+        self,
+        ops: SlotOperators,
+        layout: Layout,
+        like: torch.Tensor,
+        head_dim: int,
+        num_groups: int,
+        *,
+        fused: bool = False,
+    ) -> None:
         self._ops, self._num_groups = ops, num_groups
         self._sent, self._waited = 0, set[int]()
         self.k, self.v, self.k_slot, self.v_slot = ops.kv_projection_prepare(
@@ -102,6 +140,8 @@ class Slots:
             num_groups=num_groups,
             text_front=layout.text_len,
             tag=TAG,
+            own_last=fused and not layout.text_queries,
+            ticket=fused,
         )
 
     def send(self, group: int) -> None:
@@ -118,6 +158,14 @@ class Slots:
         """Before the current stream reads anything."""
         for group in range(self._num_groups):
             self.wait(group)
+
+    def ticket(self) -> torch.Tensor:
+        """For a kernel that waits by itself; every group must have been sent. Call ``done`` after it."""
+        return self._ops.projection_ticket(self.k, self.v, tag=TAG)
+
+    def done(self) -> None:
+        """The kernel that waits by itself comes before everything else on the current stream."""
+        self._ops.projection_done(self.k, self.v, tag=TAG)
 
     def abandon(self) -> None:
         """Give the other ranks what they wait for, and take what they send, though it is of no use any more."""
@@ -148,6 +196,8 @@ class Still:
         num_groups: int,
         text_front: int,
         tag: str,
+        own_last: bool = False,
+        ticket: bool = False,
     ) -> Windows:
         """See ``SlotOperators``."""
         shape = (batch, text_front + sum(seq_lens), heads, head_dim)
@@ -155,7 +205,8 @@ class Still:
             k, v = (torch.randn(shape, dtype=like.dtype, device=like.device) for _ in range(2))
             self._windows[shape] = k, v
         k, v = self._windows[shape]
-        first = text_front + sum(seq_lens[: self._rank])
+        last = text_front + sum(seq_lens) - seq_lens[self._rank]
+        first = last if own_last else text_front + sum(seq_lens[: self._rank])
         rows = slice(first, first + seq_lens[self._rank])
         return k, v, k[:, rows], v[:, rows]
 
@@ -163,4 +214,11 @@ class Still:
         """See ``SlotOperators``."""
 
     def projection_sync(self, k: torch.Tensor, v: torch.Tensor, group: int, *, tag: str) -> None:
+        """See ``SlotOperators``."""
+
+    def projection_ticket(self, k: torch.Tensor, v: torch.Tensor, *, tag: str) -> torch.Tensor:
+        """See ``SlotOperators``: everything is there."""
+        return torch.zeros(TICKET_NUMBERS, dtype=torch.int64, device=k.device)
+
+    def projection_done(self, k: torch.Tensor, v: torch.Tensor, *, tag: str) -> None:
         """See ``SlotOperators``."""

@@ -5,6 +5,7 @@ SMs, and waits where its keys are not there yet. tests/unit/test_cost.py holds i
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -67,6 +68,8 @@ def estimate_s(work: Work, schedule: Schedule, hardware: Hardware = H200) -> flo
     kv_heads = [b - a for a, b in pairwise(bounds)]
     shares = [count / work.num_kv_heads for count in kv_heads]
     sent = accumulate(share * work.bytes_in / hardware.link_bytes_per_s for share in shares)
+    if schedule.fused:
+        return _fused_s(work, list(accumulate(shares, initial=0.0)), list(sent), hardware)
     own = work.least_own_rows if schedule.local_first else 0
     kernels = [_Kernel(0.0, work.tiles(work.num_heads), work.tile_flops(own))] if schedule.local_first else []
     kernels += [
@@ -81,6 +84,20 @@ def estimate_s(work: Work, schedule: Schedule, hardware: Hardware = H200) -> flo
     if schedule.local_first:  # the last merge; those before it run beside attention
         now += hardware.launch_s + 3 * work.out_bytes(kv_heads[-1] * ratio) / hardware.copy_bytes_per_s
     return _with_way_back(work, shares, ends[-len(shares) :], hardware) if work.bytes_out else now
+
+
+def _fused_s(work: Work, bounds: Sequence[float], sent: Sequence[float], hardware: Hardware) -> float:
+    """One kernel whose tiles wait each for its own group of heads, after the keys that are there: a wave whose last
+    head has not come is held up, and what comes behind it with it. ``bounds``: shares of the heads before each group.
+    """
+    rate, tiles = hardware.kernel_rate(work.flops), work.tiles(work.num_heads)
+    whole, own = (hardware.tile_s(work.tile_flops(keys), rate) for keys in (work.kv_rows, work.least_own_rows))
+    now = hardware.signal_s  # all ranks have begun
+    for wave in range(math.ceil(tiles / hardware.num_sms)):
+        last = min((wave + 1) * hardware.num_sms / tiles, 1.0)
+        group = min(bisect_left(bounds, last, 1), len(sent)) - 1
+        now = max(now + own, hardware.signal_s + sent[group]) + whole - own
+    return now + hardware.launch_s
 
 
 def _with_way_back(work: Work, shares: Sequence[float], ends: Sequence[float], hardware: Hardware) -> float:

@@ -12,14 +12,22 @@ import torch
 
 from chitu_diffusion.parallel.cp.errors import first_line
 from chitu_diffusion.parallel.cp.fast.attention import cute_load
-from chitu_diffusion.parallel.cp.fast.attention.cute_launch import Launch, by_wrapper, direct
+from chitu_diffusion.parallel.cp.fast.attention.cute_launch import (
+    ArrivingLaunch,
+    Launch,
+    by_wrapper,
+    compile_arriving,
+    direct,
+)
 from chitu_diffusion.parallel.cp.fast.attention.cute_load import load_cute_flash_attn_fwd
-from chitu_diffusion.parallel.cp.fast.attention.kernels import Kernel, KernelNeeds
+from chitu_diffusion.parallel.cp.fast.attention.kernels import TICKET_NUMBERS, Kernel, KernelNeeds, OwnRows
 from chitu_diffusion.parallel.cp.fast.attention.rows import HALF, answers_empty, first_reason, gpu_checks
+from chitu_diffusion.parallel.cp.layout import Span
 
 __all__ = ["ROW", "load_cute_flash_attn_fwd", "prepare", "run", "why_not"]
 
 CAPABILITIES = ((9, 0), (12, 0))
+ARRIVING_CAPABILITIES = ((9, 0),)
 ALIGN_BYTES = 16
 BOUND = 2e-2  # relative L2 error of the small result
 _DEVICE = "cuda"  # where it is computed
@@ -32,9 +40,11 @@ class CallClass(NamedTuple):
     head_dim: int
     ratio: int  # query heads to a K/V head
     lse: bool
+    arriving: bool = False
 
 
-_launchers: dict[tuple[torch.dtype, int, int, bool], Launch] = {}  # by CallClass
+_launchers: dict[tuple[torch.dtype, int, int, bool], Launch] = {}  # by CallClass, without those of keys on their way
+_arriving_launchers: dict[tuple[torch.dtype, int], tuple[ArrivingLaunch, int]] = {}  # with the rows of a block of keys
 
 
 def why_not(needs: KernelNeeds) -> str | None:
@@ -47,12 +57,18 @@ def why_not(needs: KernelNeeds) -> str | None:
         (heads % kv_heads != 0, f"{heads} heads are no multiple of {kv_heads} K/V heads"),
         (needs.key_mask, "it takes no key mask here"),
     ]
+    if needs.arriving:
+        checks += [
+            (needs.capability not in ARRIVING_CAPABILITIES, "its kernel that waits for keys is for SM90"),
+            (heads != kv_heads, "its kernel that waits for keys takes a K/V head for each query head"),
+        ]
     return first_reason(checks) or cute_load.source().problem or prepare(needs)
 
 
 def prepare(needs: KernelNeeds) -> str | None:
     """Import, compile and try what ``needs`` is served with, once per class; None, or the reason why it fails."""
-    return _prepare(CallClass(needs.dtype, needs.head_dim, needs.num_heads // needs.num_kv_heads, needs.lse))
+    ratio = needs.num_heads // needs.num_kv_heads
+    return _prepare(CallClass(needs.dtype, needs.head_dim, ratio, needs.lse, needs.arriving))
 
 
 @cache
@@ -61,6 +77,9 @@ def _prepare(call: CallClass) -> str | None:
         return "torch can use no GPU here"
     if problem := cute_load.load_problem():
         return problem
+    tried = cute_load.source().tried
+    if call.arriving and not (tried is not None and tried.direct):
+        return "its kernel that waits for keys was tried with another version of CuTe only"
     try:
         error = _first_call(call)
     except Exception as raised:  # a compiler raises anything
@@ -76,13 +95,20 @@ def _first_call(call: CallClass) -> float:
     q, k, v = (torch.randn(s, device=_DEVICE, generator=generator).to(call.dtype) for s in shapes)
     scale, forward, out = call.head_dim**-0.5, load_cute_flash_attn_fwd(), torch.empty_like(q)
     lse = q.new_empty(q.shape[0], q.shape[2], seq_q, dtype=torch.float32) if call.lse else None
+    if call.arriving:
+        ticket = torch.zeros(TICKET_NUMBERS, dtype=torch.int64, device=_DEVICE)  # everything is there
+        launch_arriving, block = compile_arriving(q, k, v, out, scale, ticket)
+        out.fill_(torch.nan)
+        launch_arriving(q, k, v, k, v, out, scale, ticket, 0, 0)
+        _arriving_launchers[call.dtype, call.head_dim] = launch_arriving, block
+        return _error(q, k, v, scale, out, None)
     tried, launch = cute_load.source().tried, None
     if tried is not None and tried.direct:
         launch = direct(forward, q, k, v, out, lse, scale)
     launch = launch or by_wrapper(forward)
     out.fill_(torch.nan)
     launch(q, k, v, out, lse, scale)
-    _launchers[call] = launch
+    _launchers[call[:4]] = launch
     return _error(q, k, v, scale, out, lse)
 
 
@@ -139,6 +165,81 @@ def _launch(
     return None
 
 
+def run_arriving(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ticket: torch.Tensor,
+    *,
+    scale: float,
+    own: OwnRows | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention by the kernel that waits for its keys; see ``ArrivingCall``. There must be a query."""
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    own = own or OwnRows(k, v, Span(0, 0))
+    launch = _arriving_operator if torch.compiler.is_compiling() else _launch_arriving
+    launch(q, k, v, own.k, own.v, own.rows.start, own.rows.stop, ticket, out, scale)
+    return out
+
+
+def _launch_arriving(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    own_k: torch.Tensor,
+    own_v: torch.Tensor,
+    start: int,
+    stop: int,
+    ticket: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    if q.is_cuda and q.get_device() != torch.cuda.current_device():  # kernels are launched on the current device
+        with torch.cuda.device(q.get_device()):
+            return _launch_arriving(q, k, v, own_k, own_v, start, stop, ticket, out, scale)
+    launch, block = _arriving_launchers[q.dtype, q.shape[3]]
+    for rows in shared_blocks(start, stop, k.shape[1], block):
+        for window, own in ((k, own_k), (v, own_v)):
+            window[:, rows.start : rows.stop].copy_(own[:, rows.start - start : rows.stop - start])
+    target = out if _aligned(out) else torch.empty_like(q, memory_format=torch.contiguous_format)
+    launch(readable(q), k, v, readable(own_k), readable(own_v), target, scale, ticket, start, stop)
+    if target is not out:
+        out.copy_(target)
+    return None
+
+
+def shared_blocks(start: int, stop: int, keys: int, block: int) -> list[Span]:
+    """Of the rows from ``start`` to ``stop`` among ``keys``, those whose block of ``block`` rows holds others as well:
+    the kernel loads a block from one tensor.
+    """
+    first_whole = min(-(-start // block) * block, stop)
+    last_whole = stop if stop == keys else max(stop // block * block, first_whole)
+    return [rows for rows in (Span(start, first_whole), Span(last_whole, stop)) if rows.size]
+
+
+@torch.library.custom_op("chitu::cute_arriving_attention", mutates_args=("k", "v", "out"))
+def _arriving_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    own_k: torch.Tensor,
+    own_v: torch.Tensor,
+    start: int,
+    stop: int,
+    ticket: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    _launch_arriving(q, k, v, own_k, own_v, start, stop, ticket, out, scale)
+
+
+@_arriving_operator.register_fake
+def _arriving_operator_on_shapes(*_: object) -> None:
+    """Everything is written in place."""
+
+
 @torch.library.custom_op("chitu::cute_attention", mutates_args=("out", "lse"))
 def _operator(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scale: float
@@ -165,4 +266,4 @@ def _aligned(x: torch.Tensor) -> bool:
     return d == 1 and misplaced == 0 and b != 0 and s != 0 and h != 0
 
 
-ROW = Kernel("cute", why_not, run, in_place=True)
+ROW = Kernel("cute", why_not, run, in_place=True, run_arriving=run_arriving)

@@ -8,14 +8,18 @@ protocol, layouts by ``readable``. Everything else in the compile key is the sam
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from chitu_diffusion.parallel.cp.fast.attention.cute_load import Forward
+from chitu_diffusion.parallel.cp.fast.attention.cute_load import Forward, with_cute
 
 # q, k, v, out, lse or None, scale: writes out and lse
 Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], object]
+# q, k, v, own k, own v, out, scale, ticket, and where the own rows begin and end: writes out
+ArrivingLaunch = Callable[..., object]
 NUM_TENSORS_AND_SCALE = 6
 
 
@@ -85,10 +89,34 @@ def direct(
     same = all(_same(a, b) for a, b in zip(given, (q, k, v, out, lse, scale), strict=True))
     if not same or any(isinstance(value, torch.Tensor) for value in rest):
         return None
-    # a function that was just compiled has one that takes keywords around the one that is called
-    inner = getattr(function, "__tvm_ffi_object__", None)
-    compiled: Callable[..., object] = inner() if inner is not None else function
+    compiled = _without_keywords(function)
     return lambda q, k, v, out, lse, scale: compiled(q, k, v, out, lse, scale, *rest)
+
+
+def compile_arriving(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float, ticket: torch.Tensor
+) -> tuple[ArrivingLaunch, int]:
+    """The kernel of cute_arriving.py for tensors like these, compiled, or as it was kept on disk; and its rows of keys
+    in a block.
+    """
+    with with_cute():
+        from flash_attn.cute import cache_utils
+
+        from chitu_diffusion.parallel.cp.fast.attention import cute_arriving
+
+    kept = cache_utils.get_jit_cache("chitu_arriving")  # beside FlashAttention's own, and as they are
+    source = sha256(Path(str(cute_arriving.__file__)).read_bytes()).hexdigest()
+    key = (str(q.dtype), q.shape[3], source)
+    if key not in kept:
+        kept[key] = cute_arriving.compiled(q, k, v, out, scale, ticket)
+    return _without_keywords(kept[key]), cute_arriving.keys_per_block(q.shape[3])
+
+
+def _without_keywords(function: Any) -> Callable[..., object]:
+    """A function that was just compiled has one that takes keywords around the one that is called."""
+    inner = getattr(function, "__tvm_ffi_object__", None)
+    called: Callable[..., object] = inner() if inner is not None else function
+    return called
 
 
 def _same(passed: object, given: object) -> bool:

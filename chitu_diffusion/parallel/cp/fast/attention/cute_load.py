@@ -56,6 +56,15 @@ def _load() -> Forward | str:
         return f"its import fails: {first_line(error)}"
 
 
+@contextmanager
+def with_cute() -> Iterator[None]:
+    """While it lasts, imports from ``flash_attn.cute``, which must be loaded, find the one that was loaded."""
+    root = source().root
+    assert root is not None, "it is loaded"
+    with _name_is(root / NAME):
+        yield
+
+
 def import_forward(root: Path) -> Forward:
     """``_flash_attn_fwd`` of ``root``/flash_attn/cute. Raises ImportError where another one is imported already."""
     folder, present = root / NAME, sys.modules.get(CUTE)

@@ -4,6 +4,7 @@ from typing import Protocol
 
 import torch
 
+from chitu_diffusion.parallel.cp.fast.attention.kernels import OwnRows
 from chitu_diffusion.parallel.cp.fast.attention.lanes import Lanes
 from chitu_diffusion.parallel.cp.fast.attention.merge import Part, merge
 from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate
@@ -35,6 +36,9 @@ class Arriving(Protocol):
     def wait(self, group: int) -> None:
         """Let the current stream wait until a group of heads has arrived from every rank."""
 
+    def ticket(self) -> torch.Tensor:
+        """What a kernel needs to know that waits for ``k`` and ``v`` itself; it must then be the next to read them."""
+
     def finished(self, group: int, out: torch.Tensor) -> None:
         """The current stream has written this group's heads of ``out``, which is the same tensor for every group."""
 
@@ -65,6 +69,12 @@ def attend(
     ``key_mask`` (B, Sk) bool covers the rows of ``arriving.k``.
     """
     kernel, q, groups = KERNELS[plan.kernel], arriving.q, plan.schedule.groups
+    if plan.schedule.fused:
+        assert kernel.run_arriving is not None, "the planner asks which kernels can wait"
+        assert key_mask is None, "kernels that wait take no mask"
+        own_k, own_v = arriving.own_k, arriving.own_v
+        at_home = None if own_k is None or own_v is None else OwnRows(own_k, own_v, arriving.own_rows)
+        return kernel.run_arriving(q, arriving.k, arriving.v, arriving.ticket(), scale=scale, own=at_home, out=out)
     if groups == (1,) and not plan.schedule.local_first:
         arriving.wait(0)
         out = kernel.run(q, arriving.k, arriving.v, scale=scale, key_mask=key_mask, out=out)[0]

@@ -17,7 +17,8 @@ class Hardware:
     arrival pass ``signal_s`` beside the bytes. ``copy_bytes_per_s`` is the rate of one pass of the merge, or of a copy,
     over the GPU's memory. Where a GPU's kernels take less than ``boost_below_s`` in one call, they run ``boost`` times
     as fast, presumably since it has not slowed its clock yet. ``shares_waves`` says that the last, partial wave of a
-    kernel is filled by the next one, which is launched on another stream (lanes.py).
+    kernel is filled by the next one, which is launched on another stream (lanes.py), and ``fuses`` that there is a
+    kernel which waits for its keys itself.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Hardware:
     boost: float = 1.0
     boost_below_s: float = 0.0
     shares_waves: bool = True
+    fuses: bool = True
 
     @property
     def steady(self) -> "Hardware":

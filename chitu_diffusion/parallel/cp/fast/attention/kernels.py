@@ -11,13 +11,28 @@ from typing import Protocol
 
 import torch
 
+from chitu_diffusion.parallel.cp.layout import Span
+
+TICKET_NUMBERS = 6  # of 64 bits
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """A rank's own keys where they lie: ``k`` and ``v`` (B, S, Hk, D) are the rows ``rows`` of the windows, which hold
+    nothing there.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    rows: Span
+
 
 @dataclass(frozen=True)
 class KernelNeeds:
     """What one attention call asks of a kernel: plain values, so that the choice is tested without a GPU.
 
     ``capability`` is the CUDA compute capability, None on CPU. ``key_mask`` and ``lse`` say whether the call has a
-    key mask and wants the log-sum-exp.
+    key mask and wants the log-sum-exp, ``arriving`` whether it begins before all keys are there.
     """
 
     device_type: str
@@ -28,6 +43,7 @@ class KernelNeeds:
     num_kv_heads: int
     key_mask: bool = False
     lse: bool = False
+    arriving: bool = False
 
 
 class KernelCall(Protocol):
@@ -51,12 +67,32 @@ class KernelCall(Protocol):
         """
 
 
+class ArrivingCall(Protocol):
+    """Attention to keys that are still on their way: the kernel itself waits for them."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        ticket: torch.Tensor,
+        *,
+        scale: float,
+        own: OwnRows | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``k`` and ``v`` are windows of an exchange, ``ticket`` (8,) int64 is what it tells about their arrival
+        (csrc/runtime/signals.hpp; zeros: all is there). Rows of ``own`` may be written to the windows where that helps.
+        Else as ``KernelCall``.
+        """
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One row. ``why_not`` returns None where the kernel serves the call, else a clause that says why it does not.
 
     ``in_place``: it writes a given ``out`` itself, where the others copy. ``float32_out``: it can keep a partial
-    output as exact as its accumulator.
+    output as exact as its accumulator. ``run_arriving``: how it is called where keys are on their way, if it can be.
     """
 
     name: str
@@ -64,3 +100,4 @@ class Kernel:
     run: KernelCall
     in_place: bool = False
     float32_out: bool = False
+    run_arriving: ArrivingCall | None = None

@@ -8,4 +8,10 @@ KERNELS: dict[str, Kernel] = {row.name: row for row in (cute.ROW, cudnn.ROW, fla
 
 def explain(needs: KernelNeeds) -> dict[str, str | None]:
     """For every kernel, in order of preference: None where it serves the call, else why it does not."""
-    return {name: kernel.why_not(needs) for name, kernel in KERNELS.items()}
+    return {name: _why_not(kernel, needs) for name, kernel in KERNELS.items()}
+
+
+def _why_not(kernel: Kernel, needs: KernelNeeds) -> str | None:
+    if needs.arriving and kernel.run_arriving is None:
+        return "it does not wait for keys itself"
+    return kernel.why_not(needs)
