@@ -1,8 +1,12 @@
 """What the benchmark calls for a method of several ranks: warm enough, in order, and launched as the plan does."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +20,7 @@ from chitu_diffusion.parallel.cp.session import CPSession
 from chitu_diffusion.parallel.cp.transport import Arrived, Inputs
 from tools.benchmarks.fast_cp_frameworks import contender
 from tools.benchmarks.fast_cp_frameworks.cases import Case
-from tools.benchmarks.fast_cp_frameworks.contender import Parallel
+from tools.benchmarks.fast_cp_frameworks.contender import Parallel, as_graph
 from tools.benchmarks.fast_cp_frameworks.inputs import Source
 
 CPU = torch.device("cpu")
@@ -91,3 +95,19 @@ def test_the_kernel_alone_is_launched_as_the_plan_does(monkeypatch: pytest.Monke
     made, _, source = parallel(graph=False)
     assert isinstance(made.operands(source).beside["attention"](), torch.Tensor)
     assert len(captured) == 1
+
+
+def test_a_graph_keeps_the_memory_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the addresses only, and the next capture empties the caching allocator."""
+    for name in ("Stream", "stream", "current_stream", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
+    keys = torch.zeros(1)
+    alive = weakref.ref(keys)
+    replay = as_graph(partial(torch.neg, keys), torch.device("cpu"))
+    del keys
+    gc.collect()
+    assert alive() is not None
+    replay()
+    del replay
+    gc.collect()
+    assert alive() is None

@@ -166,7 +166,7 @@ class Parallel(_Ours):
 
 
 def as_graph(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """``work`` as a CUDA graph on the memory that it is captured with."""
+    """``work`` as a CUDA graph on the memory that it is captured with, which it keeps."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -176,7 +176,13 @@ def as_graph(work: Callable[[], object], device: torch.device) -> Callable[[], o
     # thread_local: torch.distributed's own thread may ask the device something meanwhile
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
-    return graph.replay
+
+    def replay() -> Callable[[], object]:
+        """The graph has addresses only: what lies there is alive as long as ``work`` is."""
+        graph.replay()
+        return work
+
+    return replay
 
 
 def _inputs(tensors: Tensors) -> Inputs:
