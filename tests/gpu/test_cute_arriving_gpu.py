@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 import torch
 
-from chitu_diffusion.parallel.cp.fast.attention import cute
+from chitu_diffusion.parallel.cp.fast.attention import cute, cute_fused
 from chitu_diffusion.parallel.cp.fast.attention.kernels import TICKET_NUMBERS, KernelNeeds, OwnRows
 from chitu_diffusion.parallel.cp.layout import Span
 from tests.support.reference import reference_attention, relative_error
@@ -65,7 +65,7 @@ def require(q: torch.Tensor) -> None:
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ticket: torch.Tensor) -> torch.Tensor:
     out = torch.full_like(q, torch.nan)
-    assert cute.run_arriving(q, k, v, ticket, scale=SCALE, out=out) is out
+    assert cute_fused.run(q, k, v, ticket, scale=SCALE, out=out) is out
     return out
 
 
@@ -129,7 +129,7 @@ def test_own_rows_are_read_where_they_lie(rows: tuple[int, int], head_dim: int) 
     for window in (k, v):
         window[:, slice(*rows)] = torch.nan
     out = torch.full_like(q, torch.nan)
-    cute.run_arriving(
+    cute_fused.run(
         q, k, v, torch.zeros(TICKET_NUMBERS, dtype=torch.int64, device="cuda"), scale=SCALE, own=own, out=out
     )
     assert torch.equal(out, expected)
@@ -169,3 +169,29 @@ def test_what_is_not_waited_for_shows() -> None:
     window.copy_(k)
     torch.cuda.synchronize()
     assert bool(out.isnan().any())
+
+
+def test_it_is_as_fast_as_the_plain_kernel() -> None:
+    """A longer loading warp, or one that writes, lets ptxas schedule the softmax otherwise: 5 % at this length."""
+    q, k, v = randn(1, 4096, 40, 128), randn(1, 8192, 40, 128), randn(1, 8192, 40, 128)
+    require(q)
+    exchange, out = Exchange(40, 4, 4096), torch.empty_like(q)
+    for chunk in range(4):
+        exchange.announce(chunk, 0)
+    ticket = exchange.ticket()
+    calls = [
+        lambda: cute.run(q, k, v, scale=SCALE, out=out),
+        lambda: cute_fused.run(q, k, v, ticket, scale=SCALE, out=out),
+    ]
+    times: list[list[float]] = [[], []]
+    for number in (0, 1) * 9:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        calls[number]()
+        begin.record()
+        for _ in range(10):
+            calls[number]()
+        end.record()
+        end.synchronize()
+        times[number].append(begin.elapsed_time(end))
+    plain, arriving = (sorted(of_one)[4] for of_one in times)
+    assert arriving < 1.03 * plain

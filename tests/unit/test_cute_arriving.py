@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chitu_diffusion.parallel.cp.fast.attention import cute, cute_load
+from chitu_diffusion.parallel.cp.fast.attention import cute, cute_fused, cute_load
 from chitu_diffusion.parallel.cp.fast.attention.cute_source import TRIED, CuteSource
 from chitu_diffusion.parallel.cp.fast.attention.kernels import TICKET_NUMBERS, KernelNeeds, OwnRows
 from chitu_diffusion.parallel.cp.fast.attention.table import explain
@@ -54,17 +54,17 @@ class FakeKernel:
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     cute._prepare.cache_clear()
-    cute._arriving_launchers.clear()
+    cute_fused._launchers.clear()
     yield
     cute._prepare.cache_clear()
-    cute._arriving_launchers.clear()
+    cute_fused._launchers.clear()
 
 
 def use(monkeypatch: pytest.MonkeyPatch, kernel: Any, source: CuteSource = PACKAGE) -> None:
     """``kernel`` is what compiling gives, and computes on this machine."""
     monkeypatch.setattr(cute, "_DEVICE", "cpu")
     monkeypatch.setattr(cute, "load_cute_flash_attn_fwd", FakeForward)
-    monkeypatch.setattr(cute, "compile_arriving", lambda *_: (kernel, BLOCK))
+    monkeypatch.setattr(cute_fused, "compile_forward", lambda *_: (kernel, BLOCK))
     monkeypatch.setattr(cute_load, "source", lambda: source)
     monkeypatch.setattr(cute_load, "load_problem", lambda: None)
 
@@ -107,7 +107,9 @@ def test_no_other_kernel_is_asked_whether_it_waits(monkeypatch: pytest.MonkeyPat
 def test_rows_that_share_a_block_with_others_are_the_first_and_the_last_ones(keys: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, keys))
     stop = data.draw(st.integers(start, keys))
-    shared = [row for rows in cute.shared_blocks(start, stop, keys, BLOCK) for row in range(rows.start, rows.stop)]
+    shared = [
+        row for rows in cute_fused.shared_blocks(start, stop, keys, BLOCK) for row in range(rows.start, rows.stop)
+    ]
     assert shared == sorted(set(shared))
     blocks = [set(range(first, min(first + BLOCK, keys))) for first in range(0, keys, BLOCK)]
     own = set(range(start, stop))
@@ -125,5 +127,5 @@ def test_own_rows_are_taken_from_where_they_lie(monkeypatch: pytest.MonkeyPatch,
     for window in (k, v):
         window[:, slice(*rows)] = torch.nan
     ticket = torch.zeros(TICKET_NUMBERS, dtype=torch.int64)
-    out = cute.run_arriving(q, k, v, ticket, scale=0.1, own=own)
+    out = cute_fused.run(q, k, v, ticket, scale=0.1, own=own)
     assert relative_error(out, expected) < 6e-3

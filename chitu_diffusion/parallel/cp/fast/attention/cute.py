@@ -11,24 +11,16 @@ from typing import NamedTuple
 import torch
 
 from chitu_diffusion.parallel.cp.errors import first_line
-from chitu_diffusion.parallel.cp.fast.attention import cute_load
-from chitu_diffusion.parallel.cp.fast.attention.cute_launch import (
-    ArrivingLaunch,
-    Launch,
-    by_wrapper,
-    compile_arriving,
-    direct,
-)
+from chitu_diffusion.parallel.cp.fast.attention import cute_fused, cute_load
+from chitu_diffusion.parallel.cp.fast.attention.cute_launch import Launch, aligned, by_wrapper, direct, readable
 from chitu_diffusion.parallel.cp.fast.attention.cute_load import load_cute_flash_attn_fwd
-from chitu_diffusion.parallel.cp.fast.attention.kernels import TICKET_NUMBERS, Kernel, KernelNeeds, OwnRows
+from chitu_diffusion.parallel.cp.fast.attention.kernels import Kernel, KernelNeeds
 from chitu_diffusion.parallel.cp.fast.attention.rows import HALF, answers_empty, first_reason, gpu_checks
-from chitu_diffusion.parallel.cp.layout import Span
 
 __all__ = ["ROW", "load_cute_flash_attn_fwd", "prepare", "run", "why_not"]
 
 CAPABILITIES = ((9, 0), (12, 0))
 ARRIVING_CAPABILITIES = ((9, 0),)
-ALIGN_BYTES = 16
 BOUND = 2e-2  # relative L2 error of the small result
 _DEVICE = "cuda"  # where it is computed
 
@@ -44,7 +36,6 @@ class CallClass(NamedTuple):
 
 
 _launchers: dict[tuple[torch.dtype, int, int, bool], Launch] = {}  # by CallClass, without those of keys on their way
-_arriving_launchers: dict[tuple[torch.dtype, int], tuple[ArrivingLaunch, int]] = {}  # with the rows of a block of keys
 
 
 def why_not(needs: KernelNeeds) -> str | None:
@@ -96,11 +87,7 @@ def _first_call(call: CallClass) -> float:
     scale, forward, out = call.head_dim**-0.5, load_cute_flash_attn_fwd(), torch.empty_like(q)
     lse = q.new_empty(q.shape[0], q.shape[2], seq_q, dtype=torch.float32) if call.lse else None
     if call.arriving:
-        ticket = torch.zeros(TICKET_NUMBERS, dtype=torch.int64, device=_DEVICE)  # everything is there
-        launch_arriving, block = compile_arriving(q, k, v, out, scale, ticket)
-        out.fill_(torch.nan)
-        launch_arriving(q, k, v, k, v, out, scale, ticket, 0, 0)
-        _arriving_launchers[call.dtype, call.head_dim] = launch_arriving, block
+        cute_fused.prepare(q, k, v, out.fill_(torch.nan), scale)
         return _error(q, k, v, scale, out, None)
     tried, launch = cute_load.source().tried, None
     if tried is not None and tried.direct:
@@ -158,86 +145,11 @@ def _launch(
     launch = _launchers.get((q.dtype, head_dim, heads // k.shape[2], lse is not None)) or by_wrapper(
         load_cute_flash_attn_fwd()
     )
-    target = out if _aligned(out) else torch.empty_like(q, memory_format=torch.contiguous_format)
+    target = out if aligned(out) else torch.empty_like(q, memory_format=torch.contiguous_format)
     launch(readable(q), readable(k), readable(v), target, lse, scale)
     if target is not out:
         out.copy_(target)
     return None
-
-
-def run_arriving(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ticket: torch.Tensor,
-    *,
-    scale: float,
-    own: OwnRows | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Attention by the kernel that waits for its keys; see ``ArrivingCall``. There must be a query."""
-    if out is None:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    own = own or OwnRows(k, v, Span(0, 0))
-    launch = _arriving_operator if torch.compiler.is_compiling() else _launch_arriving
-    launch(q, k, v, own.k, own.v, own.rows.start, own.rows.stop, ticket, out, scale)
-    return out
-
-
-def _launch_arriving(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    own_k: torch.Tensor,
-    own_v: torch.Tensor,
-    start: int,
-    stop: int,
-    ticket: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-) -> None:
-    if q.is_cuda and q.get_device() != torch.cuda.current_device():  # kernels are launched on the current device
-        with torch.cuda.device(q.get_device()):
-            return _launch_arriving(q, k, v, own_k, own_v, start, stop, ticket, out, scale)
-    launch, block = _arriving_launchers[q.dtype, q.shape[3]]
-    for rows in shared_blocks(start, stop, k.shape[1], block):
-        for window, own in ((k, own_k), (v, own_v)):
-            window[:, rows.start : rows.stop].copy_(own[:, rows.start - start : rows.stop - start])
-    target = out if _aligned(out) else torch.empty_like(q, memory_format=torch.contiguous_format)
-    launch(readable(q), k, v, readable(own_k), readable(own_v), target, scale, ticket, start, stop)
-    if target is not out:
-        out.copy_(target)
-    return None
-
-
-def shared_blocks(start: int, stop: int, keys: int, block: int) -> list[Span]:
-    """Of the rows from ``start`` to ``stop`` among ``keys``, those whose block of ``block`` rows holds others as well:
-    the kernel loads a block from one tensor.
-    """
-    first_whole = min(-(-start // block) * block, stop)
-    last_whole = stop if stop == keys else max(stop // block * block, first_whole)
-    return [rows for rows in (Span(start, first_whole), Span(last_whole, stop)) if rows.size]
-
-
-@torch.library.custom_op("chitu::cute_arriving_attention", mutates_args=("k", "v", "out"))
-def _arriving_operator(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    own_k: torch.Tensor,
-    own_v: torch.Tensor,
-    start: int,
-    stop: int,
-    ticket: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-) -> None:
-    _launch_arriving(q, k, v, own_k, own_v, start, stop, ticket, out, scale)
-
-
-@_arriving_operator.register_fake
-def _arriving_operator_on_shapes(*_: object) -> None:
-    """Everything is written in place."""
 
 
 @torch.library.custom_op("chitu::cute_attention", mutates_args=("out", "lse"))
@@ -254,16 +166,4 @@ def _operator_on_shapes(
     """Everything is written in place."""
 
 
-def readable(x: torch.Tensor) -> torch.Tensor:
-    """``x`` (B, S, H, D) of two bytes to an element, or a copy of it where the kernel's loads cannot read it."""
-    return x if _aligned(x) else x.clone(memory_format=torch.contiguous_format)
-
-
-def _aligned(x: torch.Tensor) -> bool:
-    """Contiguous in D; the address and the other strides multiples of 16 bytes, and no stride 0."""
-    b, s, h, d = x.stride()
-    misplaced = (x.data_ptr() | (b | s | h) * 2) % ALIGN_BYTES
-    return d == 1 and misplaced == 0 and b != 0 and s != 0 and h != 0
-
-
-ROW = Kernel("cute", why_not, run, in_place=True, run_arriving=run_arriving)
+ROW = Kernel("cute", why_not, run, in_place=True, run_arriving=cute_fused.run)

@@ -8,19 +8,16 @@ protocol, layouts by ``readable``. Everything else in the compile key is the sam
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from chitu_diffusion.parallel.cp.fast.attention.cute_load import Forward, with_cute
+from chitu_diffusion.parallel.cp.fast.attention.cute_load import Forward
 
 # q, k, v, out, lse or None, scale: writes out and lse
 Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], object]
-# q, k, v, own k, own v, out, scale, ticket, and where the own rows begin and end: writes out
-ArrivingLaunch = Callable[..., object]
 NUM_TENSORS_AND_SCALE = 6
+ALIGN_BYTES = 16
 
 
 def by_wrapper(forward: Forward) -> Launch:
@@ -89,30 +86,11 @@ def direct(
     same = all(_same(a, b) for a, b in zip(given, (q, k, v, out, lse, scale), strict=True))
     if not same or any(isinstance(value, torch.Tensor) for value in rest):
         return None
-    compiled = _without_keywords(function)
+    compiled = without_keywords(function)
     return lambda q, k, v, out, lse, scale: compiled(q, k, v, out, lse, scale, *rest)
 
 
-def compile_arriving(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, scale: float, ticket: torch.Tensor
-) -> tuple[ArrivingLaunch, int]:
-    """The kernel of cute_arriving.py for tensors like these, compiled, or as it was kept on disk; and its rows of keys
-    in a block.
-    """
-    with with_cute():
-        from flash_attn.cute import cache_utils
-
-        from chitu_diffusion.parallel.cp.fast.attention import cute_arriving
-
-    kept = cache_utils.get_jit_cache("chitu_arriving")  # beside FlashAttention's own, and as they are
-    source = sha256(Path(str(cute_arriving.__file__)).read_bytes()).hexdigest()
-    key = (str(q.dtype), q.shape[3], source)
-    if key not in kept:
-        kept[key] = cute_arriving.compiled(q, k, v, out, scale, ticket)
-    return _without_keywords(kept[key]), cute_arriving.keys_per_block(q.shape[3])
-
-
-def _without_keywords(function: Any) -> Callable[..., object]:
+def without_keywords(function: Any) -> Callable[..., object]:
     """A function that was just compiled has one that takes keywords around the one that is called."""
     inner = getattr(function, "__tvm_ffi_object__", None)
     called: Callable[..., object] = inner() if inner is not None else function
@@ -123,3 +101,15 @@ def _same(passed: object, given: object) -> bool:
     if isinstance(passed, torch.Tensor) and isinstance(given, torch.Tensor):
         return passed.data_ptr() == given.data_ptr() and passed.shape == given.shape
     return passed is given or (isinstance(given, float) and passed == given)
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """``x`` (B, S, H, D) of two bytes to an element, or a copy of it where the kernel's loads cannot read it."""
+    return x if aligned(x) else x.clone(memory_format=torch.contiguous_format)
+
+
+def aligned(x: torch.Tensor) -> bool:
+    """Contiguous in D; the address and the other strides multiples of 16 bytes, and no stride 0."""
+    b, s, h, d = x.stride()
+    misplaced = (x.data_ptr() | (b | s | h) * 2) % ALIGN_BYTES
+    return d == 1 and misplaced == 0 and b != 0 and s != 0 and h != 0
