@@ -28,11 +28,12 @@ WORLD, VICTIM, SURVIVOR = 2, 1, 0
 EXITS_WITHIN_S = 15.0
 START_S = 60.0
 BACK_WITHIN_MB = 64
+WINDOW = r"window '\w+' \(slot \d+\)"
 SENTENCE = re.compile(
     rf"rank {SURVIVOR} waited [\d.]+ s for "
-    rf"(chunk \d+ of window '\w+' \(slot \d+\) from rank {VICTIM}: it has announced"
-    rf"|rank {VICTIM} to finish reading window '\w+' \(slot \d+\): it has finished)"
-    r" use \d+ and use \d+ was expected"
+    rf"(chunk \d+ of {WINDOW} from rank {VICTIM}: it has announced use \d+ and use \d+ was expected"
+    rf"|rank {VICTIM} to finish reading {WINDOW}: it has finished use \d+ and use \d+ was expected"
+    rf"|rank {VICTIM} to start use \d+ of {WINDOW}: it has started use \d+)"
 )
 
 
