@@ -45,7 +45,7 @@ void add_source(Request& request, int role, const View& view, const Tensor& tens
 // The window of `role` of this rank's open exchange; (0, 0, 0, head_dim) for a role that does not travel.
 Tensor window_tensor(const Runtime& runtime, const OpenExchange& exchange, int role, const View& like);
 
-// The ticket of an open exchange whose chunks have been sent: 8 int64 on the device (runtime/signals.hpp).
+// The ticket of an open exchange whose chunks have been sent: 7 int64 on the device (runtime/signals.hpp).
 Tensor ticket_tensor(Runtime& runtime, OpenExchange& exchange);
 
 int64_t element_bytes_of(torch::headeronly::ScalarType dtype, const std::string& name);

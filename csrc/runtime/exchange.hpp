@@ -1,9 +1,10 @@
 // One use of a window, from start to done: which chunks are sent, awaited, armed.
 //
 //   start   tells the peers that the former uses have been read, waits until they said so of this window, and counts
-//           a new use; where uses are in turn it only counts
+//           a new use; where uses are in turn it only counts. With a ticket it also waits until they have started
 //   send    forks the side streams from the caller's stream: copies of one chunk, then the announcement to each peer
 //   wait    makes the caller's stream wait for a chunk from every peer
+//   ticket  stands for all waits: the kernel that reads waits by itself (runtime/ticket.hpp)
 //   done    joins the side streams; the next start of the tag tells the peers that the window has been read
 // Every rank makes the same calls in the same order. Sends and waits may be made on other streams than start and done,
 // as long as the caller forks and joins those.

@@ -105,14 +105,17 @@ __global__ void begin_kernel(const __grid_constant__ Pages pages, uint64_t* epoc
   epochs[slot] = former + 1;
   if (!meeting.at) return;
   *meeting.at = meeting.ticket;
-  meeting.at->wanted = former + 1;
+  meeting.at->wanted = former + 1, meeting.at->began = nanoseconds();
 }
 
+// `reader`: the ticket of a kernel that may have given up where this wait ends too late, whatever has come by then.
 __global__ void wait_kernel(const uint64_t* arrivals, const uint64_t* epoch, uint32_t mask, int slot, int first,
-                            int count, Limits limits) {
+                            int count, const Ticket* reader, Limits limits) {
   const int peer = threadIdx.x;
   if (!(mask >> peer & 1u)) return;
   for (int i = 0; i < count; ++i) await(arrivals + i * kMaxWorld + peer, *epoch, limits, peer, slot, first + i);
+  if (reader && nanoseconds() - reader->began > 2 * limits.limit_ns)
+    give_up(limits, peer, slot, first, *epoch, load_acquire(arrivals + peer));
 }
 
 struct SlotSet {
@@ -202,10 +205,11 @@ void Signals::publish_arrival(int slot, int chunk, int peer, cudaStream_t stream
              "sending a signal to a peer");
 }
 
-void Signals::wait_arrivals(int slot, int first, int count, uint32_t mask, cudaStream_t stream) {
+void Signals::wait_arrivals(int slot, int first, int count, uint32_t mask, cudaStream_t stream, bool beside_reader) {
   mask &= ~(1u << rank_);
   if (!mask) return;
   wait_kernel<<<1, 32, 0, stream>>>(line(rank_, slot, first), epochs_ + slot, mask, slot, first, count,
+                                    beside_reader ? tickets_ + slot : nullptr,
                                     Limits{limit_ns_, stopped_, record_on_device_});
   cuda_check(cudaGetLastError(), "launching a wait for an arrival");
 }

@@ -39,7 +39,9 @@ struct ErrorRecord {
 // What a kernel polls that reads the windows of one use and waits by itself; in device memory, one per slot, written by
 // the start of the use. Chunk c of peer p has arrived when an acquire load (of the system) of the count at
 // `arrivals + (c * kMaxWorld + p) * 8` finds `wanted` or more. The kernel polls those of `peers`; it goes on without
-// them where `*stopped` is not 0, or after `limit_ns` of %globaltimer, and says nothing: a wait beside it does.
+// them where `*stopped` is not 0, or after `limit_ns` of %globaltimer, and says nothing. That is more than twice as long
+// as other waits have: the one beside it, which tells, ends it in time. Where that one could not run before (it needs an
+// SM), it tells of every end that comes too late for the kernel to have waited for it, counted from `began`.
 struct Ticket {
   uint64_t arrivals;   // address of this rank's line of chunk 0
   uint64_t wanted;     // the number of this use
@@ -49,10 +51,13 @@ struct Ticket {
   int32_t num_chunks;  // of equal weight: head groups of the window's heads, as copy_plan.hpp splits them
   int32_t wait_row;    // rows of the K and V windows from here on hold nothing of a peer
   int32_t kv_heads;    // of this rank's windows
+  uint64_t began;      // when the use was started, by %globaltimer
 };
 static_assert(offsetof(Ticket, arrivals) == 0 && offsetof(Ticket, wanted) == 8 && offsetof(Ticket, limit_ns) == 16);
 static_assert(offsetof(Ticket, stopped) == 24 && offsetof(Ticket, peers) == 32 && offsetof(Ticket, num_chunks) == 36);
-static_assert(offsetof(Ticket, wait_row) == 40 && offsetof(Ticket, kv_heads) == 44 && sizeof(Ticket) == 48);
+static_assert(offsetof(Ticket, wait_row) == 40 && offsetof(Ticket, kv_heads) == 44 && sizeof(Ticket) == 56);
+
+constexpr uint64_t kReadersGraceNs = 1000000000;
 
 // What a start must know of a reader that waits by itself.
 struct Reader {
@@ -84,6 +89,7 @@ class Signals {
   // writes the slot's ticket. The reader may then spin on all SMs: what it waits for needs nothing of this rank any
   // more, since every peer's stream has come past this begin, and copies and announcements go by copy engine. (What SMs
   // copy, and what stays within the GPU, comes before the reader: see take_ticket.)
+  // So between the start and the last send of such a use, no other kernel that spins may be launched on the rank's GPU.
   // That cannot lock either. All that a begin tells, it tells before its first wait, so the handshake needs no more of
   // a peer than to arrive at this begin of this use. Suppose that all stand still, and look at the wait that is first
   // in the order of calls, which is every rank's. A begin it cannot be: whoever has not told there stands at an earlier
@@ -97,8 +103,9 @@ class Signals {
   const Ticket* ticket(int slot) const { return tickets_ + slot; }
   // Announces to `peer` that everything before it on `stream` has arrived there.
   void publish_arrival(int slot, int chunk, int peer, cudaStream_t stream);
-  // Waits for `count` chunks from `first` on, from each peer in `mask`.
-  void wait_arrivals(int slot, int first, int count, uint32_t mask, cudaStream_t stream);
+  // Waits for `count` chunks from `first` on, from each peer in `mask`. `beside_reader`: beside a kernel that polls the
+  // slot's ticket.
+  void wait_arrivals(int slot, int first, int count, uint32_t mask, cudaStream_t stream, bool beside_reader = false);
   // Tells all peers that this rank has read the last use of every one of `slots`, and waits until they have said so.
   void drain(const std::vector<int>& slots, cudaStream_t stream);
   // Ping-pong with `peer`, `count` times, by one kernel; the lower rank begins.
@@ -114,8 +121,8 @@ class Signals {
   // All but the count, which the device knows.
   Ticket blank_ticket(int slot, const Reader& reader) const {
     const auto address = [](const void* pointer) { return uint64_t(reinterpret_cast<uintptr_t>(pointer)); };
-    return {address(line(rank_, slot, 0)), 0, limit_ns_, address(stopped_),
-            reader.peers, reader.num_chunks, reader.wait_row, reader.kv_heads};
+    return {address(line(rank_, slot, 0)), 0, 2 * limit_ns_ + kReadersGraceNs, address(stopped_),
+            reader.peers, reader.num_chunks, reader.wait_row, reader.kv_heads, 0};
   }
 
   Heap& heap_;

@@ -25,7 +25,7 @@ void watch(Runtime& runtime, OpenExchange& x, cudaStream_t stream) {
   if (runtime.remove_waits || x.watched) return;
   const cudaStream_t beside = runtime.streams.arming();
   runtime.streams.order(stream, beside);
-  runtime.signals.wait_arrivals(x.slot, 0, x.plan->num_chunks(), x.plan->peer_mask, beside);
+  runtime.signals.wait_arrivals(x.slot, 0, x.plan->num_chunks(), x.plan->peer_mask, beside, true);
   cuda_check(cudaEventRecord(runtime.streams.event(x.slot, 0, kArmed), beside), "watching the arrivals");
   x.watched = true;
 }

@@ -31,7 +31,7 @@ void a_ticket_says_what_to_poll(int rank) {
   const Ticket plain = ask(false, -1);
   check(plain.peers == 1u << (1 - rank), "the peer");
   check(plain.wanted == 1 && ask(false, -1).wanted == 2, "the number of the use");
-  check(plain.num_chunks == 2 && plain.kv_heads == 4 && plain.limit_ns == kLimitMs * 1000000, "counts and limit");
+  check(plain.num_chunks == 2 && plain.kv_heads == 4 && plain.limit_ns > 2 * kLimitMs * 1000000, "counts and limit");
   check(plain.wait_row == 3 + (rank == 1 ? 6 : 13), "rows of rank 1 are the last");
   const auto* page = reinterpret_cast<const uint64_t*>(runtime.heap.at(rank, 0));
   check(plain.arrivals == reinterpret_cast<uintptr_t>(page + signal_index(slot_of_last, 0)), "the line of chunk 0");

@@ -47,7 +47,7 @@ inline void await(const uint64_t* flag, uint64_t wanted, uint64_t limit_ns, Erro
 inline void tell_consumed(uint64_t* flag, uint64_t count) {
   if (!fake::silent) __atomic_store_n(flag, count, __ATOMIC_RELEASE);
 }
-void Signals::wait_arrivals(int slot, int first, int count, uint32_t mask, cudaStream_t stream) {
+void Signals::wait_arrivals(int slot, int first, int count, uint32_t mask, cudaStream_t stream, bool) {
   mask &= ~(1u << rank_);
   if (!mask) return;
   fake::count(stream);

@@ -112,7 +112,7 @@ class FakeSlots:
         peers = sum(1 << peer for peer in self._peers())
         last = use.order[-1] == self.rank
         wait_row = use.rows(self.rank).start if last else use.text_front + sum(use.seq_lens)
-        numbers = [0, use.number, 0, 0, peers | use.num_groups << 32, wait_row | k.shape[2] << 32]
+        numbers = [0, use.number, 0, 0, peers | use.num_groups << 32, wait_row | k.shape[2] << 32, 0]
         return torch.tensor(numbers, dtype=torch.int64, device=k.device)
 
     def projection_done(self, k: torch.Tensor, v: torch.Tensor, *, tag: str) -> None:

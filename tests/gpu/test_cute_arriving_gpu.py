@@ -42,8 +42,8 @@ class Exchange:
 
     def ticket(self) -> torch.Tensor:
         numbers = struct.pack(
-            "<4QI3i", self.arrivals.data_ptr(), self.wanted, self.limit_ms * 1_000_000, self.stopped.data_ptr(),
-            sum(1 << p for p in self.peers), self.chunks, self.wait_row, self.heads,
+            "<4QI3iQ", self.arrivals.data_ptr(), self.wanted, self.limit_ms * 1_000_000, self.stopped.data_ptr(),
+            sum(1 << p for p in self.peers), self.chunks, self.wait_row, self.heads, 0,
         )  # fmt: skip
         return torch.frombuffer(bytearray(numbers), dtype=torch.int64).cuda()
 

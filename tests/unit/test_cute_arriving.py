@@ -86,7 +86,8 @@ def test_a_refusal_says_what_stands_in_the_way(
 
 def test_a_checkout_is_not_asked_for_what_was_tried_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeKernel(), CuteSource("a checkout", tried=TRIED[0]))
-    assert cute.why_not(NEEDS) == "its kernel that waits for keys was tried with another version of CuTe only"
+    reason = "its kernel that waits for keys was tried with the package of the extra cute only, not with a checkout"
+    assert cute.why_not(NEEDS) == reason
 
 
 def test_it_serves_nothing_when_its_first_call_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,14 +163,14 @@ def test_fake_implementations_give_the_shapes(told: dict[str, Any]) -> None:
         "q": [1, 14, 3, 64],
         "k": [1, 14, 2, 64],
         "k_of_ticket": [1, 11, 2, 64],
-        "ticket": [8],
+        "ticket": [7],
         "home": [1, 6, 6, 64],
         "home_with_text": [1, 9, 6, 64],
         "k_full": [1, 11, 4, 64],
         "v_slot": [1, 6, 4, 64],
         "turned": [1, 14, 4, 64],
         "last_slot": [1, 6, 4, 64],
-        "projected": [8],
+        "projected": [7],
     }
 
 

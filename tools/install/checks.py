@@ -18,6 +18,7 @@ OPERATORS = (
     "kv_projection_send_ce_group",
     "projection_sync_prepare",
     "projection_sync",
+    "projection_ticket",
 )
 LIMIT_BYTES = 3_000_000
 _LIBRARY_NEEDED = "libtorch_cpu.so"

@@ -71,7 +71,8 @@ def _work(question: Question, world: int, degree: int) -> Work:
 
 def _row(work: Work, world: int, single_s: float, hardware: Hardware) -> MethodRow:
     gathers = work.ulysses_degree == 1
-    every = schedules(work, gathers, hardware, fused=gathers and hardware.fuses and work.least_own_rows > 0)
+    fuses = hardware.fuses and work.least_own_rows > 0 and work.num_heads == work.num_kv_heads
+    every = schedules(work, gathers, hardware, fused=gathers and fuses)
     seconds = [estimate_s(work, schedule, hardware) for schedule in every]
     total_s = min(seconds)
     schedule = every[seconds.index(total_s)]  # the simplest of equals, since it comes first

@@ -95,7 +95,7 @@ class CallPlanner:
         if len(found) == 1:
             return Decision(found[0], "the only way that was asked for")
         by_name = {candidate.name: candidate for candidate in found}
-        question = self._question(signature)
+        question = {**self._question(signature), "candidates": sorted(by_name)}
         mine = self._cache.find(question, by_name) if self._control.rank == 0 else None
         kept = self._control.gather(mine, PATIENCE_S)[0]
         if kept is not None:

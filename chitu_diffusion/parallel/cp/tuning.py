@@ -131,6 +131,7 @@ def _try_kernels(trials: Sequence[Trial], inputs: Inputs) -> Failures:
             out = torch.empty_like(q)
             if trial.candidate.schedule.fused:
                 assert kernel.run_arriving is not None
+                k, v = k.contiguous(), v.contiguous()  # as windows are
                 all_there = torch.zeros(TICKET_NUMBERS, dtype=torch.int64, device=q.device)
                 kernel.run_arriving(q, k, v, all_there, scale=trial.call.scale, out=out)
             else:

@@ -86,7 +86,7 @@ def _kv_projection_prepare(
 
 
 def _ticket(like: Tensor) -> Tensor:
-    return like.new_empty(6, dtype=torch.int64)
+    return like.new_empty(7, dtype=torch.int64)
 
 
 def _exchange_ticket(windows: Sequence[Tensor], tag: str) -> Tensor:

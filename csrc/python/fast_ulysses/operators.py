@@ -120,7 +120,8 @@ def exchange_wait(windows: Sequence[Tensor], chunk: int, *, tag: str) -> None:
 def exchange_ticket(windows: Sequence[Tensor], *, tag: str) -> Tensor:
     """What a kernel polls before it reads the windows of an open exchange that was started with ``ticket``.
 
-    Returns 6 int64 on the device, valid until ``exchange_done``; ``runtime/signals.hpp`` describes them (``Ticket``).
+    Returns 7 int64 on the device, valid until the windows' next use; ``runtime/signals.hpp`` describes them
+    (``Ticket``).
     All chunks must have been sent, and count as awaited from here on: nothing else need wait for them. What runs next
     on the current stream may poll the ticket, on as many SMs as it likes.
     """

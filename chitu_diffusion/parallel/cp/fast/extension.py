@@ -26,6 +26,8 @@ OPERATORS = (
     "kv_projection_send_ce_group",
     "projection_sync_prepare",
     "projection_sync",
+    "fast_cp_exchange_ticket",
+    "projection_ticket",
 )
 
 

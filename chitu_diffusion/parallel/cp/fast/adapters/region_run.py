@@ -48,11 +48,11 @@ def run_overlapped(plan: RegionPlan, call: RegionCall, layout: Layout, ops: Slot
             ticket=slots.ticket,
         )
         out = attend(plan, arriving, scale=tokens.head_dim**-0.5, key_mask=call.key_mask)
-        if plan.schedule.fused:
-            slots.done()
     except Exception:
         slots.abandon()
         raise
+    if plan.schedule.fused:
+        slots.done()
     if call.text is None:
         return tokens.project_out(out), None
     return tokens.project_out(out[:, text_len:]), call.text.project_out(out[:, :text_len])

@@ -70,7 +70,7 @@ def _prepare(call: CallClass) -> str | None:
         return problem
     tried = cute_load.source().tried
     if call.arriving and not (tried is not None and tried.direct):
-        return "its kernel that waits for keys was tried with another version of CuTe only"
+        return "its kernel that waits for keys was tried with the package of the extra cute only, not with a checkout"
     try:
         error = _first_call(call)
     except Exception as raised:  # a compiler raises anything

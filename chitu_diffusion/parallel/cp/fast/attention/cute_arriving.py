@@ -58,7 +58,7 @@ class ArrivingForward(FlashAttentionForwardSm90):  # type: ignore[misc]
         stream: cuda.CUstream = None,
     ) -> None:
         """q, out (B, Sq, H, D); k, v (B, Sk, H, D), whose rows from ``own_start`` to ``own_stop`` are those of own_k,
-        own_v (B, S, H, D), where a block of keys holds no others; ticket (8,) int64.
+        own_v (B, S, H, D), where a block of keys holds no others; ticket (7,) int64.
         """
         self.given = own_k, own_v, ticket, own_start, own_stop
         FlashAttentionForwardSm90.__call__(self, q, k, v, out, None, softmax_scale, stream=stream)

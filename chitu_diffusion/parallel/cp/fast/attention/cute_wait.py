@@ -49,6 +49,7 @@ LOOK:
     vote.sync.any.pred again, again, -1;
     @again bra LOOK;
 }
+bar.warp.sync -1;
 fence.proxy.async.global;
 """
 

@@ -13,7 +13,7 @@ import torch
 
 from chitu_diffusion.parallel.cp.layout import Span
 
-TICKET_NUMBERS = 6  # of 64 bits
+TICKET_NUMBERS = 7  # of 64 bits
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ArrivingCall(Protocol):
         own: OwnRows | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """``k`` and ``v`` are windows of an exchange, ``ticket`` (8,) int64 is what it tells about their arrival
+        """``k`` and ``v`` are windows of an exchange, ``ticket`` (7,) int64 is what it tells about their arrival
         (csrc/runtime/signals.hpp; zeros: all is there). Rows of ``own`` may be written to the windows where that helps.
         Else as ``KernelCall``.
         """
