@@ -114,7 +114,7 @@ def test_gpus_that_torch_does_not_see_need_no_image() -> None:
 def test_what_is_right_is_told() -> None:
     built = facts(extension=Seen(value=replace(EXTENSION, build={"nvcc": "13.0.88"})))
     told = {line.name: line.found for line in judge(built).checks}
-    assert told["extension"] == "0.1.0, /env/fast_ulysses/__init__.py, all 8 operators, built with nvcc 13.0.88"
+    assert told["extension"] == "0.1.0, /env/fast_ulysses/__init__.py, all 10 operators, built with nvcc 13.0.88"
     assert told["extension nvshmem"].startswith("built against 3.4.5, loads 3.4.5 (/env/")
     assert told["extension images"] == "sm_90a, sm_120; the GPUs are SM90"
     assert told["extension cuda"] == "carries the runtime of CUDA 13.0; the driver runs CUDA up to 13.0"
