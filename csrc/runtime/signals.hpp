@@ -88,8 +88,8 @@ class Signals {
   // With a `reader` it also tells `exchanged` that this rank has begun the use, waits until they have said so, and
   // writes the slot's ticket. The reader may then spin on all SMs: what it waits for needs nothing of this rank any
   // more, since every peer's stream has come past this begin, and copies and announcements go by copy engine. (What SMs
-  // copy, and what stays within the GPU, comes before the reader: see take_ticket.)
-  // So between the start and the last send of such a use, no other kernel that spins may be launched on the rank's GPU.
+  // copy, and what stays within the GPU, comes before the reader: see take_ticket.) So between the start and the last
+  // send of such a use, no other kernel that spins may be launched on the rank's GPU.
   // That cannot lock either. All that a begin tells, it tells before its first wait, so the handshake needs no more of
   // a peer than to arrive at this begin of this use. Suppose that all stand still, and look at the wait that is first
   // in the order of calls, which is every rank's. A begin it cannot be: whoever has not told there stands at an earlier

@@ -9,7 +9,8 @@
 
 namespace fast_cp {
 
-// What an event of a chunk stands for: the rank's own copies, an armed wait; of chunk 0 also: start's kernel.
+// What an event of a chunk stands for: the rank's own copies, an armed wait; of chunk 0 also: start's kernel, and (as
+// armed) the wait beside a reader that waits by itself.
 enum Mark : int { kOwnCopied = 0, kArmed = 1, kBegun = 2 };
 constexpr int kMarks = 3;
 

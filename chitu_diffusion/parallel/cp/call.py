@@ -40,8 +40,9 @@ def perform(
     try:
         out = attend(plan, arrived, scale=scale, key_mask=key_mask, out=home if layout.degree == 1 else None)
     except Exception:
-        for group in range(len(plan.schedule.groups)):
-            arrived.wait(group)  # the kernel that would have waited by itself has not run
+        if plan.schedule.fused:  # the kernel that would have waited by itself has not run
+            for group in range(len(plan.schedule.groups)):
+                arrived.wait(group)
         transport.receive(layout, torch.full_like(arrived.q, torch.nan), None)  # and nobody takes it for a result
         raise
     return transport.receive(layout, out, home)
