@@ -30,9 +30,10 @@ class FakeRecorder:
     now: int = 1
     turn: int = 0
     turns: int = 1
-    forward_ms: float = 1.0
+    blocks_ms: tuple[float, ...] = (1.0,)  # of the devices, block after block, over and over
     launch_ms: float = 1.0  # of the host, for a block
     clock: float = 0.0
+    stamps: int = 0
     fails: bool = False
     in_use: str | None = None
 
@@ -48,11 +49,12 @@ class FakeRecorder:
         self.log.append("record")
         return Recorded(self, work, self.now, self.turn)
 
-    def stamp(self) -> float:
-        return 0.0
+    def stamp(self) -> int:
+        self.stamps += 1
+        return self.stamps
 
-    def elapsed_ms(self, begin: float, end: float) -> float:
-        return self.forward_ms
+    def elapsed_ms(self, begin: int, end: int) -> float:
+        return sum(self.blocks_ms[(block - 1) % len(self.blocks_ms)] for block in range(begin, end))
 
     def took(self) -> list[str]:
         taken, self.log = self.log, []

@@ -202,3 +202,17 @@ def test_a_comparison_runs_a_b_b_a_in_each_repeat(tmp_path: Path) -> None:
     assert main.count("single") == main.count("nccl_agkv")
     assert [d.result.timing and len(d.result.timing.repeats_ms) for d in done] == [4, 4]
     assert len(told.pairs_ms) == 4
+
+
+def test_methods_take_turns_in_another_order_in_each_repeat(tmp_path: Path) -> None:
+    log: list[str] = []
+    methods = ["single", "nccl_agkv", "nccl_ulysses"]
+    line = f"--method {','.join(methods)} {SHAPE} --warmup 0 --iterations 1 --repeats 6 --seed 3"
+    done, _ = outcomes_of(line, tmp_path, log)
+    main = [name for name in log if name in methods]
+    turn = len(main) // 6
+    orders = [tuple(dict.fromkeys(main[start : start + turn])) for start in range(0, len(main), turn)]
+    assert all(sorted(order) == sorted(methods) for order in orders)
+    assert len(set(orders)) > 1
+    assert [outcome.result.case.method for outcome in done] == methods  # told in the order that was asked for
+    assert [len(outcome.result.timing.repeats_ms) for outcome in done if outcome.result.timing] == [6, 6, 6]

@@ -142,7 +142,7 @@ def of_plans(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[str]:
         cache.find({}, ["a"])
     yield from (re.sub(r"[0-9a-f]{32}", "44136fa3", record.message) for record in caplog.records)
     yield from model.graphs.told
-    long = Model(FakeRecorder(forward_ms=27.0))
+    long = Model(FakeRecorder(blocks_ms=(9.0,)))
     assert all(long.run(seed) for seed in range(3))
     yield from long.graphs.told
     hooked = Model(FakeRecorder()).blocks[0]

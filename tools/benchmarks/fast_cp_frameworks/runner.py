@@ -78,11 +78,15 @@ class Runner:
         entries = [entry for case in cases if (entry := self._checked(case, source, judge)) is not None]
         del judge  # its reference would take memory from what is timed
         entries = self._each(entries, lambda entry: self._give_inputs(entry, source))
+        orders = random.Random(self._seed)
         for _ in range(self.options.repeats):
-            entries = self._each(entries, self._time)
             if self.options.request.compare:
-                entries = self._each(entries[::-1], self._time)[::-1]
-            entries = self._each(entries, self._time_beside)
+                turn = self._each(entries, self._time)
+                turn = self._each(turn[::-1], self._time)[::-1]
+            else:  # GPUs under a power limit remember what ran before, so nobody may always follow the same neighbour
+                turn = self._each(orders.sample(entries, len(entries)), self._time)
+            turn = self._each(turn, self._time_beside)
+            entries = [entry for entry in entries if any(entry is left for left in turn)]
         timed = [self._timing(entry) for entry in entries]
         single = fastest([t for entry, t in zip(entries, timed, strict=True) if entry.case.method == "single"])
         for entry, t in zip(entries, timed, strict=True):

@@ -41,6 +41,7 @@ part doctor 60 python3 -m chitu_diffusion.cli doctor --require fast --self-test
 program probe 60 extension_probe.py
 program calls 110 fast_attention.py --cases 170 --exact 150
 part faults 100 python3 tests/multigpu/extension_faults.py --output "$out/faults.json"
+for late in 0.5 1.5 3; do program "late-$late" 45 fused_late.py --late "$late"; done
 program endurance 60 extension_endurance.py --steps neighbours calls --budget 40
 program resolutions 300 extension_endurance.py --steps resolutions
 program pictures 280 pictures.py

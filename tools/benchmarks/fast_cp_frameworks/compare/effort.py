@@ -26,4 +26,4 @@ def effort(case: Case, world: int, device_type: str) -> Effort:
     flops = 4 * case.batch * case.heads * case.sequence**2 * case.head_dim
     expected_ms = flops / world / TYPICAL_TFLOPS / 1e9
     iterations = max(2, min(MOST, int(REPEAT_MS / expected_ms)))
-    return Effort(1, iterations, 2) if expected_ms > LONG_MS else Effort(2, iterations, 3)
+    return Effort(1 if expected_ms > LONG_MS else 2, iterations, 3)

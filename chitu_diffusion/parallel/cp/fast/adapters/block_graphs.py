@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -105,8 +106,7 @@ class BlockGraphs:
         self._version = -1  # of what graphs could be captured on
         self._off: str | None = "no forward has begun"
         self._met: _Kind | None = None  # by the last block that ran
-        self._begun: Any = None
-        self._ended: Any = None
+        self._stamps: list[Any] = []  # of the device: before the first block that is timed, and behind each
         self._launched_ms: list[float] = []  # of the host, block by block
         self._copied: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
         self._left: _Left | None = None
@@ -138,7 +138,7 @@ class BlockGraphs:
         kind = self._met
         if kind is not None and kind.state == NEW:
             kind.state = TIMED
-        elif kind is not None and kind.state == TIMED and self._begun is not None:
+        elif kind is not None and kind.state == TIMED and self._stamps:
             kind.state = self._unfit() or self._too_long() or GRAPHS
         self._forget()
 
@@ -150,16 +150,20 @@ class BlockGraphs:
 
     def _too_long(self) -> str | None:
         """Why the blocks of this forward, which have been timed, need no graphs."""
-        ms = self._recorder.elapsed_ms(self._begun, self._ended) / len(self._launched_ms)
-        # not the median: a full queue of launches holds the host up in the later blocks
-        launch_ms = sorted(self._launched_ms)[len(self._launched_ms) // 4]
+        # not the median: a full queue of launches holds the host up in the later blocks, and what a session does once
+        # for its shape, as capturing its attention, holds up both
+        ms, launch_ms = (
+            sorted(each)[len(each) // 4]
+            for each in ([self._recorder.elapsed_ms(*pair) for pair in pairwise(self._stamps)], self._launched_ms)
+        )
         if launch_ms >= LAUNCH_SHARE * ms:
             return None
         return f"a block takes {ms:.1f} ms, of which the host needs {launch_ms:.1f} to launch it"
 
     def _forget(self) -> None:
-        self._met = self._begun = self._left = None
+        self._met = self._left = None
         self._copied.clear()
+        self._stamps.clear()
         self._launched_ms.clear()
 
     def _call(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
@@ -172,12 +176,12 @@ class BlockGraphs:
 
     def _timed(self, kind: _Kind, index: int, forward: Forward, inputs: Any) -> Any:
         args, kwargs = inputs
-        if index == 0:
-            self._begun = self._recorder.stamp()
+        if not self._stamps:
+            self._stamps.append(self._recorder.stamp())
         before_ms = self._recorder.host_ms()
         made = forward(*args, **kwargs)
         self._launched_ms.append(self._recorder.host_ms() - before_ms)
-        self._ended = self._recorder.stamp()
+        self._stamps.append(self._recorder.stamp())
         if kind.made is None:
             kind.made = mapped(made, partial(torch.empty_like, device="meta"))
         return made
