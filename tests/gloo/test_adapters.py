@@ -137,3 +137,35 @@ def unnamed_inputs(worker: Worker) -> dict[str, set[str]]:
 
 def test_processors_name_every_input_that_diffusers_filters_by() -> None:
     assert pool().run(1, unnamed_inputs) == [{name: set() for name in MORE}]
+
+
+def rows_of_refiners(worker: Worker, case: Case) -> dict[str, list[int]]:
+    """How many rows the blocks of each stage of Z-Image work on."""
+    model, rows = model_for(case), dict[str, list[int]]()
+    adapter = adapter_class(model)(model, worker.session(CPConfig(timeout_s=30)))
+    adapter.attach()
+    hooks = [
+        block.register_forward_pre_hook(
+            lambda _, args, stage=stage: rows.setdefault(stage, []).append(args[0].shape[1])
+        )
+        for stage in ("noise_refiner", "context_refiner", "layers")
+        for block in getattr(model, stage)
+    ]
+    try:
+        output(model, inputs_for(case))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        adapter.detach()
+    return rows
+
+
+def test_the_images_refiner_of_z_image_is_split_too() -> None:
+    alone, *others = (pool().run(world, rows_of_refiners, Case("z-image")) for world in (1, 2, 3))
+    (whole,) = alone
+    for ranks in others:
+        for stage in ("noise_refiner", "layers"):
+            per_block = [[rows[stage][block] for rows in ranks] for block in range(len(whole[stage]))]
+            assert [sum(parts) for parts in per_block] == whole[stage]
+            assert all(max(parts) - min(parts) <= 1 for parts in per_block)
+        assert all(rows["context_refiner"] == whole["context_refiner"] for rows in ranks)

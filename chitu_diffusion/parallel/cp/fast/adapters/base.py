@@ -41,7 +41,7 @@ def require_tested_diffusers(version: str) -> None:
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward of the transformer at work: its whole length, and what every block gets in place of its inputs."""
+    """Blocks of the transformer at work: their whole length, and what each of them gets in place of its inputs."""
 
     seq_len: int
     inputs: Inputs
@@ -58,13 +58,14 @@ class Adapter(ABC):
     """Context parallelism for one transformer over ``session``; ``attach()`` begins it, ``detach()`` ends it.
 
     The first block slices the tokens and everything else with a row per token, every attention layer runs ``region``,
-    and the whole output is gathered behind the last layer. For inference: there are no gradients. Every rank gives
-    the same inputs.
+    and the whole output is gathered behind the last layer. Blocks that come before, over tokens of their own, are
+    treated alike. For inference: there are no gradients. Every rank gives the same inputs.
     """
 
     model_class: ClassVar[str]  # of the transformer
     processor_class: ClassVar[str]  # of the attention layers, as diffusers makes them
     blocks: ClassVar[str]  # name of the transformer's list of blocks
+    early_blocks: ClassVar[str | None] = None  # of a list that runs before them, gathered behind its last block
     attention: ClassVar[str]  # name of a block's attention layer
     tokens: ClassVar[str]  # input of the first block that carries the tokens (B, S, C)
 
@@ -85,7 +86,7 @@ class Adapter(ABC):
         for state, told in STATES.items():
             if getattr(model, state, None):
                 raise ConfigError(f"this {cls.model_class} cannot be wrapped: {told}")
-        for block in getattr(model, cls.blocks):
+        for block in (*cls._early(model), *getattr(model, cls.blocks)):
             processor = getattr(block, cls.attention).processor
             if isinstance(processor, Processor):
                 raise ConfigError(
@@ -117,14 +118,12 @@ class Adapter(ABC):
         """Take over the blocks. Raises ConfigError where ``check`` does."""
         self.check(self.model)
         self._compared = False
-        blocks = list(getattr(self.model, self.blocks))
+        early, blocks = self._early(self.model), list(getattr(self.model, self.blocks))
         self._before(self.model, self.model_inputs)
-        self._before(blocks[0], self._begin)
-        for block in blocks:
-            attention = getattr(block, self.attention)
-            self._undo.callback(attention.set_processor, attention.processor)
-            attention.set_processor(self.processor())
-            self._before(block, self._current_inputs)
+        if early:
+            self._take_over(early)
+            self._undo.callback(early[-1].register_forward_hook(self._finish).remove)
+        self._take_over(blocks)
         if self.graphs is not None:
             self._by_graphs(self.graphs, blocks)
         for layer in self.last_layers():
@@ -146,8 +145,32 @@ class Adapter(ABC):
         """The rows of this rank, of whatever has one per token along ``dim``."""
         return share_of(value, dim, self.session)
 
+    @classmethod
+    def _early(cls, model: nn.Module) -> list[nn.Module]:
+        return list(getattr(model, cls.early_blocks)) if cls.early_blocks is not None else []
+
+    def _take_over(self, blocks: list[nn.Module]) -> None:
+        """The tokens of ``blocks`` are shared from the first one on, and their attention is ours."""
+        self._before(blocks[0], self._begin)
+        for block in blocks:
+            attention = getattr(block, self.attention)
+            self._undo.callback(attention.set_processor, attention.processor)
+            attention.set_processor(self.processor())
+            self._before(block, self._current_inputs)
+
     def _by_graphs(self, graphs: BlockGraphs, blocks: list[nn.Module]) -> None:
         """Let ``graphs`` run the blocks, behind their hooks."""
+
+        def begin(given: Inputs) -> Inputs:
+            graphs.begin()
+            return {}
+
+        def end(layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+            graphs.end()
+
+        self._before(blocks[0], begin)
+        for layer in self.last_layers():
+            self._undo.callback(layer.register_forward_hook(end).remove)
         for index, block in enumerate(blocks):
             block.forward = graphs.wrapped(index)
             self._undo.callback(vars(block).pop, "forward")
@@ -155,8 +178,6 @@ class Adapter(ABC):
 
     def _begin(self, given: Inputs) -> Inputs:
         tokens: torch.Tensor = given[self.tokens]
-        if self.graphs is not None:
-            self.graphs.begin()
         if not self._compared:
             require_same_tokens(tokens, self.session)
             self._compared = True
@@ -169,8 +190,6 @@ class Adapter(ABC):
 
     def _finish(self, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         assert self._now is not None
-        if self.graphs is not None:
-            self.graphs.end()
         whole = gather(output, self._now.seq_len, self.session)
         self._now = None
         return whole

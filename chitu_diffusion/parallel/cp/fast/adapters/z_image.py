@@ -1,4 +1,7 @@
-"""Z-Image: image and caption are one sequence, which is split as a whole; the refiners run on every rank."""
+"""Z-Image: image and caption are one sequence, which is split as a whole, as the image is in its refiner before that.
+
+The caption's refiner, and that of reference images, run on every rank: they are short.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +15,7 @@ from chitu_diffusion.parallel.cp.fast.norm_rope import Rope, rope_from_complex
 
 
 class ZImageProcessor(Processor):
-    """Stands in for ``ZSingleStreamAttnProcessor`` in the layers of the joint sequence."""
+    """Stands in for ``ZSingleStreamAttnProcessor`` in the layers of the joint sequence and of the image's refiner."""
 
     def __call__(
         self,
@@ -37,6 +40,7 @@ class ZImageAdapter(Adapter):
     model_class = "ZImageTransformer2DModel"
     processor_class = "ZSingleStreamAttnProcessor"
     blocks = "layers"
+    early_blocks = "noise_refiner"
     attention = "attention"
     tokens = "x"
 
