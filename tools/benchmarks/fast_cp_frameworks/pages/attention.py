@@ -17,6 +17,7 @@ MODELS = {
     "two-gpus-wan-1.3b.json": "Wan 1.3B",
     "two-gpus-wan-14b.json": "Wan 14B",
 }
+KERNEL = "cute"
 DIT, QWEN = "two-gpus-dit.json", "two-gpus-qwen-image.json"
 
 
@@ -24,19 +25,15 @@ def front(files: Files) -> str:
     """README: 40 heads by length, with CuTe, and how Qwen-Image does."""
     report = files.benchmark(DIT)
     rows = [
-        (str(tokens), milliseconds(_time(report, "single", tokens, "cute")), *_methods(report, tokens, "cute"))
+        (str(tokens), milliseconds(_time(report, "single", tokens)), *_methods(report, tokens))
         for tokens in _tokens(report)
     ]
     return f"{table(('tokens', 'one GPU', *METHODS.values()), rows, words=0)}\n\n{_image_sentence(files)}"
 
 
 def by_shape(files: Files) -> str:
-    """Every shape of every file, a table for each kernel."""
-    parts = []
-    for kernel in ("cute", "cudnn"):
-        rows = [row for name, model in MODELS.items() for row in _rows(files.benchmark(name), model, kernel)]
-        parts.append(f"With {'CuTe' if kernel == 'cute' else 'cuDNN'}:\n\n{table(_columns(), rows)}")
-    return "\n\n".join(parts)
+    """Every shape of every file, with CuTe."""
+    return table(_columns(), [row for name, model in MODELS.items() for row in _rows(files.benchmark(name), model)])
 
 
 def plans(files: Files) -> str:
@@ -66,36 +63,34 @@ def _columns() -> tuple[str, ...]:
     return ("model", "heads", "tokens", "one GPU", *METHODS.values())
 
 
-def _rows(report: ReportSet, model: str, kernel: str) -> list[tuple[str, ...]]:
-    told = []
-    for tokens in _tokens(report):
-        alone = _time(report, "single", tokens, kernel)
-        if alone is not None:
-            heads = str(report.results[0].case.heads)
-            told.append((model, heads, str(tokens), milliseconds(alone), *_methods(report, tokens, kernel)))
-    return told
+def _rows(report: ReportSet, model: str) -> list[tuple[str, ...]]:
+    heads = str(report.results[0].case.heads)
+    return [
+        (model, heads, str(tokens), milliseconds(_time(report, "single", tokens)), *_methods(report, tokens))
+        for tokens in _tokens(report)
+    ]
 
 
 def _tokens(report: ReportSet) -> list[int]:
     return sorted({result.case.sequence for result in report.results})
 
 
-def _found(report: ReportSet, method: str, tokens: int, kernel: str) -> Result | None:
+def _found(report: ReportSet, method: str, tokens: int) -> Result | None:
     for result in report.results:
         ran = result.implementation
         same = (result.case.method, result.case.sequence) == (method, tokens)
-        if same and result.timing is not None and ran is not None and ran.attention_plan.kernel == kernel:
+        if same and result.timing is not None and ran is not None and ran.attention_plan.kernel == KERNEL:
             return result
     return None
 
 
-def _time(report: ReportSet, method: str, tokens: int, kernel: str) -> float | None:
-    found = _found(report, method, tokens, kernel)
+def _time(report: ReportSet, method: str, tokens: int) -> float | None:
+    found = _found(report, method, tokens)
     return found.timing.median_ms if found is not None and found.timing is not None else None
 
 
-def _methods(report: ReportSet, tokens: int, kernel: str) -> list[str]:
-    return [_cell(_found(report, method, tokens, kernel)) for method in METHODS]
+def _methods(report: ReportSet, tokens: int) -> list[str]:
+    return [_cell(_found(report, method, tokens)) for method in METHODS]
 
 
 def _cell(result: Result | None) -> str:
@@ -126,5 +121,5 @@ def _image_sentence(files: Files) -> str:
 
 def _best(report: ReportSet, transport: str, tokens: int) -> float:
     """The speed-up of the better of AGKV and Ulysses."""
-    told = (_found(report, f"{transport}_{method}", tokens, "cute") for method in ("agkv", "ulysses"))
+    told = (_found(report, f"{transport}_{method}", tokens) for method in ("agkv", "ulysses"))
     return max(result.speedup_over_single or 0.0 for result in told if result is not None)

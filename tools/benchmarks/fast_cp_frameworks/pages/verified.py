@@ -9,6 +9,7 @@ from tools.benchmarks.fast_cp_frameworks.pages.libraries import NAME
 from tools.benchmarks.fast_cp_frameworks.pages.models import STEPS, acceptance
 
 TWO = "2 × H200, NVLink"
+PICTURES, SERVED = "pictures/two-gpus.json", "pictures/two-gpus-serve.json"
 DAY = "2026-11-30"  # of the programs whose files hold no date
 # everything that has no file of results
 BY_HAND = (
@@ -52,18 +53,27 @@ def _programs(files: Files) -> list[tuple[str, ...]]:
     extension = f"the extension: bit-exact against what was sent and against NCCL, graphs, {calls:,} calls, lost ranks"
     (cudnn, of_cudnn), (cute, of_cute) = (_right(files, folder) for folder in ("cudnn", "cute"))
     wrapper = (
-        f"the wrapper's acceptance test: {cudnn} of {of_cudnn} cases right; image cases again with CuTe and blocks as "
-        f"CUDA graphs, {cute} of {of_cute}"
+        f"the wrapper's acceptance test: {cute} of {of_cute} cases right with CuTe, and in an earlier run {cudnn} of "
+        f"{of_cudnn} with cuDNN"
     )
     summaries = "[cuDNN](docs/results/wrapper/cudnn/summary.md), [CuTe](docs/results/wrapper/cute/summary.md)"
     steps = [step["model"] for name in STEPS for step in files.json(name)["results"]]
+    commands = f"[generate](docs/results/{PICTURES}), [serve](docs/results/{SERVED})"
     pictures = "pictures and videos of tiny pipelines: one rank, NCCL and Fast agree; NCCL and Fast in every bit"
     return [
         (extension, TWO, DAY, _links(EXTENSION)),
         (wrapper, TWO, DAY, summaries),
         (f"whole denoising steps with random weights: {', '.join(steps)}", TWO, DAY, _links(STEPS)),
-        (f"{pictures} with one kernel", TWO, DAY, "[pictures](docs/results/pictures/two-gpus.json)"),
+        (f"{pictures} with one kernel", TWO, DAY, f"[pictures](docs/results/{PICTURES})"),
+        (f"commands on tiny pipelines, over NCCL and Fast: {_commands(files)}", TWO, DAY, commands),
     ]
+
+
+def _commands(files: Files) -> str:
+    """How many of the commands did what was asked of them."""
+    made = [told["good"] for name, told in files.json(PICTURES)["commands"].items() if name.startswith("generate")]
+    served = [told["good"] for told in files.json(SERVED).values()]
+    return f"`chitu generate` {sum(made)} of {len(made)} times, `chitu serve` {sum(served)} of {len(served)}"
 
 
 def _right(files: Files, folder: str) -> tuple[int, int]:
