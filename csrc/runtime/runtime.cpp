@@ -1,5 +1,7 @@
 #include "runtime/runtime.hpp"
 
+#include <algorithm>
+
 #include "fast_cp/error.hpp"
 #include "runtime/cuda.hpp"
 #include "runtime/nvshmem.hpp"
@@ -26,8 +28,9 @@ void check_settings(const Settings& s) {
   require(s.device >= 0 && s.device < count, "device ", s.device, " was asked for and ", count, " GPUs are visible");
 }
 
-// Without a known PCIe pair among the visible GPUs, peers are taken to be connected by NVLink.
-bool stream_per_peer(int device) {
+// Streams to the peers: one over PCIe, whose bandwidth they share, several over NVLink. Without a known PCIe pair among
+// the visible GPUs, peers are taken to be connected by NVLink.
+int peer_streams(int device, int world) {
   int count = 0;
   cuda_check(cudaGetDeviceCount(&count), "counting the GPUs");
   for (int other = 0; other < count; ++other) {
@@ -37,9 +40,9 @@ bool stream_per_peer(int device) {
     if (!access) continue;
     cuda_check(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, device, other),
                "asking for the peer link");
-    if (!atomics) return false;
+    if (!atomics) return 1;
   }
-  return true;
+  return std::clamp(world - 1, 1, kMostPeerStreams);
 }
 
 // NVSHMEM starts before the members that need it.
@@ -59,7 +62,7 @@ Runtime::Runtime(const Settings& s)
     : settings(started(s)),
       heap(s.pool_bytes, kSignalBytes, s.rank, s.world, kMaxSlots),
       signals(heap, s.rank, s.world, s.timeout_ms),
-      streams(s.rank, s.world, stream_per_peer(s.device)),
+      streams(s.rank, s.world, peer_streams(s.device, s.world)),
       tag_of_slot(kMaxSlots + 1) {}
 
 Runtime& Runtime::create(const Settings& settings) {

@@ -15,12 +15,12 @@ cudaEvent_t new_event() {
 
 }  // namespace
 
-Streams::Streams(int rank, int world, bool stream_per_peer) {
+Streams::Streams(int rank, int world, int peer_streams) {
   int least = 0, greatest = 0;
   cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
-  for (int peer = 0; peer < world; ++peer) lane_.push_back(stream_per_peer ? peer : peer == rank ? 0 : 1);
-  const int count = stream_per_peer ? world : 2;
-  for (int i = 0; i <= count; ++i) {  // the last one is for armed waits
+  for (int peer = 0; peer < world; ++peer)
+    lane_.push_back(peer == rank ? 0 : 1 + (peer - rank - 1 + world) % world % peer_streams);
+  for (int i = 0; i <= 1 + peer_streams; ++i) {  // the first one is for the rank's own copies, the last for armed waits
     cudaStream_t stream;
     cuda_check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), "creating a stream");
     streams_.push_back(stream);

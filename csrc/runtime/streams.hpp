@@ -14,11 +14,16 @@ namespace fast_cp {
 enum Mark : int { kOwnCopied = 0, kArmed = 1, kBegun = 2 };
 constexpr int kMarks = 3;
 
+// The most streams to peers. A captured call is a graph with a branch for each of them, for the rank's own copies, for a
+// wait and for the caller; a reader that spins while a copy is queued behind it would never end, so there must be
+// fewer branches than a GPU has queues (8, unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise).
+constexpr int kMostPeerStreams = 3;
+
 class Streams {
  public:
-  // One stream per peer over NVLink; over PCIe one for all peers, because they share its bandwidth. The rank's own
-  // copies have a stream of their own.
-  Streams(int rank, int world, bool stream_per_peer);
+  // `peer_streams` (at least one) carry what goes to the peers, each to every so manieth of them, counted from this
+  // rank on. The rank's own copies have a stream of their own.
+  Streams(int rank, int world, int peer_streams);
   ~Streams();
   Streams(const Streams&) = delete;
   Streams& operator=(const Streams&) = delete;

@@ -1,5 +1,7 @@
 // The rules of an exchange one by one, between two processes on the fake device: what is told when, graphs replayed on
 // one rank and eager calls on the other, the rank's own rows, generations, the order of streams, and calls into CUDA.
+#include <map>
+
 #include "exchange_uses.hpp"
 
 using namespace cases;
@@ -145,6 +147,27 @@ void the_callers_streams_are_left_alone(int rank) {
   check(fake::all_joined(), "joined, also what was awaited elsewhere");
 }
 
+// Peers share streams where there are many, evenly, and none shares the one of the rank's own copies.
+void few_streams_carry_what_goes_to_peers(int rank) {
+  for (int world = 1; world <= kMaxWorld; ++world) {
+    if (rank >= world) continue;
+    const int expected = std::min(world - 1, kMostPeerStreams);
+    Streams streams(rank, world, std::max(expected, 1));
+    std::map<cudaStream_t, uint32_t> carries;
+    for (int peer = 0; peer < world; ++peer) {
+      if (peer != rank) carries[streams.to_peer(peer)] |= 1u << peer;
+    }
+    check(int(carries.size()) == expected, sentence(carries.size(), " streams to the peers at world ", world));
+    check(!carries.count(streams.to_peer(rank)) && !carries.count(streams.arming()), "not the rank's own, nor a wait's");
+    for (const auto& [stream, peers] : carries) {
+      const int shared = __builtin_popcount(peers), fair = (world - 1) / expected;
+      check(shared == fair || shared == fair + 1, "shared evenly");
+      for (int peer = 0; peer < world; ++peer)
+        check(!(peers >> peer & 1u) || streams.peers_beside(peer) == peers, "each knows those beside it");
+    }
+  }
+}
+
 // Uses in turn need not ask, so a rank that tells nothing is not missed; with room for one generation they ask.
 void uses_in_turn_ask_nobody(int rank) {
   Runtime& runtime = begin(rank, kShortLimitMs);
@@ -210,7 +233,7 @@ int main() {
        {done_is_told_at_the_next_begin, moving_windows_tell_before_they_wait, a_rank_that_tells_nothing_is_named,
         replays_and_calls_mix, own_rows_stay_where_they_lie, generations_are_those_asked_for,
         uses_of_one_tag_follow_each_other_on_any_stream, the_callers_streams_are_left_alone,
-        a_forgotten_exchange_leaves_no_trace, uses_in_turn_ask_nobody, plans_are_kept, few_calls_into_cuda}) {
+        few_streams_carry_what_goes_to_peers, a_forgotten_exchange_leaves_no_trace, uses_in_turn_ask_nobody, plans_are_kept, few_calls_into_cuda}) {
     failed += run_ranks(kWorld, rule);
   }
   if (!failed) std::puts("exchange rules: all kept");
