@@ -1,7 +1,10 @@
 """The benchmark of whole models: its arguments, what it tells of fewer blocks, and a model that fails."""
 
 import json
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,19 @@ class FakeRun:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, code: int = 0, answer: dict[str, Any] | None = None) -> None:
         self.code, self.answer, self.commands = code, answer or ANSWER, list[list[str]]()
-        monkeypatch.setattr(subprocess, "run", self)
+        monkeypatch.setattr(subprocess, "Popen", self)
 
-    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: list[str], **_: Any) -> "FakeRun":
         self.commands.append(command)
         if not self.code:
             Path(json.loads(command[-1])["answer"]).write_text(json.dumps(self.answer))
-        return subprocess.CompletedProcess(command, self.code)
+        return self
+
+    def wait(self, _limit_s: float) -> int:
+        return self.code
+
+    def poll(self) -> int:
+        return self.code
 
 
 def run(tmp_path: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
@@ -84,3 +93,32 @@ def test_fast_that_is_not_there_is_incomplete(tmp_path: Path, monkeypatch: pytes
 def test_numbers_that_mean_nothing_are_refused(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="is nothing; give 1 or more"):
         models.parse(["--output", "x", *arguments])
+
+
+def ranks_of(command: subprocess.Popen[bytes]) -> list[int]:
+    """The processes of the benchmark's ranks that descend from ``command``."""
+    found, parents = [], {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if models.WORKER in (folder / "cmdline").read_text().split("\0")[1:4]:
+                found.append(int(folder.name))
+        except OSError:  # it ended while we looked
+            continue
+    return [pid for pid in found if parents.get(parents[pid]) == command.pid]
+
+
+@pytest.mark.timeout(120)
+def test_ended_in_the_middle_it_leaves_no_rank_behind(tmp_path: Path) -> None:
+    arguments = ["--output", str(tmp_path / "x.json"), "--device", "cpu", "--model", "wan-14b-480p"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", models.__name__, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 60
+    while len(ranks := ranks_of(command)) < 2:
+        assert time.monotonic() < until
+        assert command.poll() is None
+        time.sleep(0.05)
+    command.terminate()
+    assert command.wait(30) == 128 + signal.SIGTERM
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}/cmdline").exists()]

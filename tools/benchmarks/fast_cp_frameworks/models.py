@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chitu_diffusion.commands.children import Interrupted, end, interrupt
 from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, ExitCode
 from chitu_diffusion.parallel.cp.fast.test.launch import NO_MULTICAST
 from chitu_diffusion.parallel.cp.fast.test.rows import METHODS, ROWS
@@ -79,7 +81,12 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     results: list[dict[str, Any]] = []
     for name in options.names:
-        results.append(run_model(name, options))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, interrupt)
+        try:
+            results.append(run_model(name, options))
+        except Interrupted as ended:
+            return 128 + ended.number
         print(line(results[-1]), flush=True)
         command = shlex.join(["models", *arguments]).replace(str(options.output), options.output.name)
         options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -108,11 +115,13 @@ def run_model(name: str, options: Options) -> dict[str, Any]:
         job |= {"iterations": options.iterations, "answer": str(answer)}
         ranks = ["--standalone", f"--nproc-per-node={options.cp}", "-m", WORKER, json.dumps(job)]
         command = [sys.executable, "-m", "torch.distributed.run", *ranks]
+        launcher = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **NO_MULTICAST, **os.environ})
         try:
-            environment = {"OMP_NUM_THREADS": "1", **NO_MULTICAST, **os.environ}
-            code = subprocess.run(command, timeout=LIMIT_S, check=False, env=environment).returncode
+            code = launcher.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             return {**told, "exit_code": 1, "reason": f"it did not end within {LIMIT_S:g} s"}
+        finally:
+            end([launcher])  # which ends its ranks
         if code or not answer.exists():
             return {**told, "exit_code": 1, "reason": f"its processes ended with code {code}"}
         found: dict[str, Any] = json.loads(answer.read_text())

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from chitu_diffusion.commands.children import end_with
 from chitu_diffusion.parallel.cp.config import CPConfig
 from chitu_diffusion.parallel.cp.control import ControlChannel
 from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
@@ -143,4 +144,5 @@ def judged(answer: dict[str, Any], dtype: torch.dtype, device: torch.device) -> 
 
 
 if __name__ == "__main__":
+    end_with(str(os.getppid()))  # where the launcher is killed, no rank stays
     main(json.loads(sys.argv[1]))
