@@ -49,6 +49,9 @@ part tests 120 python3 -m pytest -o addopts="" -p no:cacheprovider -q -m "gpu or
 bench dit 240 --preset dit --method $all --kernel auto,cudnn --iterations 6 --repeats 3
 bench qwen-image 60 --model qwen-image --method $all,fast_auto --iterations 8
 bench z-image 50 --model z-image --method $all,fast_auto --iterations 8
+bench images-24 60 --heads 24 --sequence 9216,16384 --method $all,fast_auto --iterations 6
+bench images-30 60 --heads 30 --sequence 6889,9216 --method $all,fast_auto --iterations 6
+bench graph-or-eager 30 --sequence 4096 --compare "fast_agkv:fused(4)/cute/graph" "fast_agkv:fused(4)/cute/eager"
 bench kept-plans 30 --model z-image --sequence 4096 --method single,fast_auto --iterations 8
 bench wan-1.3b 90 --model wan-1.3b --method $all,fast_auto --iterations 5
 part wrapper 260 bash chitu_diffusion/parallel/cp/fast/test/run_wrapper.sh "$out/wrapper" --cp 2
@@ -62,7 +65,7 @@ bench wan-14b 90 --model wan-14b --method $all --iterations 3 --repeats 2 --warm
 
 echo "== results"
 results=()
-for name in dit qwen-image z-image wan-1.3b wan-14b; do
+for name in dit qwen-image z-image images-24 images-30 wan-1.3b wan-14b; do
     [ -f "$out/$name.json" ] && results+=("$out/$name.json")
 done
 [ ${#results[@]} -gt 0 ] && python3 -m tools.benchmarks.fast_cp_frameworks.table "${results[@]}" | grep -v '^$'
