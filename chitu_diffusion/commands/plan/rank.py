@@ -20,7 +20,7 @@ from chitu_diffusion.commands.plan.estimate import signature
 from chitu_diffusion.commands.plan.question import Question
 from chitu_diffusion.parallel.cp.config import CPConfig
 from chitu_diffusion.parallel.cp.errors import CPError, ExitCode, first_line
-from chitu_diffusion.parallel.cp.fast.runtime import DEFAULT_POOL_BYTES, init_fast_cp
+from chitu_diffusion.parallel.cp.fast.runtime import default_pool_bytes, init_fast_cp
 from chitu_diffusion.parallel.cp.layout import split_sizes
 from chitu_diffusion.parallel.cp.session import CPSession
 from chitu_diffusion.parallel.cp.transport import Inputs
@@ -57,7 +57,7 @@ def plan(question: Question, world: int, folder: Path, rank: int) -> dict[str, A
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
     config = CPConfig(method=question.method, backend="fast", timeout_s=WAIT_S)
     with (
-        init_fast_cp(device=device, pool_bytes=pool_bytes(question), timeout_s=WAIT_S) as fast,
+        init_fast_cp(device=device, pool_bytes=pool_bytes(question, device), timeout_s=WAIT_S) as fast,
         CPSession(config, device=device, fast=fast) as session,
     ):
         chosen = session.admit(inputs(question, world, rank, device), question.sequence, None, None).plan
@@ -81,10 +81,10 @@ def inputs(question: Question, world: int, rank: int, device: torch.device) -> I
     return Inputs(q, k, v)
 
 
-def pool_bytes(question: Question) -> int:
+def pool_bytes(question: Question, device: torch.device) -> int:
     """Room for what arrives, twice over, by either method: AGKV 2X and Ulysses at most as much, X a whole tensor."""
     whole = question.batch * question.sequence * question.heads * question.head_dim * signature(question).dtype.itemsize
-    return max(DEFAULT_POOL_BYTES, 2 * (2 + 2) * whole)
+    return max(default_pool_bytes(device), 2 * (2 + 2) * whole)
 
 
 if __name__ == "__main__":

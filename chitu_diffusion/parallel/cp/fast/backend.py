@@ -41,7 +41,7 @@ class Backend:
 
 
 def open_backend(
-    config: CPConfig, group: dist.ProcessGroup | None, strict: bool, pool_bytes: int, ends: ExitStack
+    config: CPConfig, group: dist.ProcessGroup | None, strict: bool, pool_bytes: int | None, ends: ExitStack
 ) -> Backend:
     """What was asked for; behind fast, torch.distributed for what it cannot serve, and instead of it where it is not
     there.
@@ -61,7 +61,7 @@ def open_backend(
         return Backend(choice, origin, (SessionPath(origin),))
 
 
-def _open_fast(config: CPConfig, origin: CPSession, pool_bytes: int, ends: ExitStack) -> Backend:
+def _open_fast(config: CPConfig, origin: CPSession, pool_bytes: int | None, ends: ExitStack) -> Backend:
     """Raises UnavailableError, the same on every rank, where the extension or the hardware is not there."""
     found = _look(origin.device)
     for rank, other in enumerate(ControlChannel(origin.group, config.timeout_s).gather(found)):
@@ -77,7 +77,7 @@ def _open_fast(config: CPConfig, origin: CPSession, pool_bytes: int, ends: ExitS
         cache = PlanCache(default_folder(os.environ))
         slots = InTurn(extension.load(), session.transport.use_of)
         recorder = GraphRecorder(session.transport)
-        overlapped = OverlappedPath(session, slots, session.transport.meet, pool_bytes, cache, recorder)
+        overlapped = OverlappedPath(session, slots, session.transport.meet, fast.pool_bytes, cache, recorder)
         ends.push(own.pop_all())
     return Backend(session.choice, session, (overlapped, SessionPath(session), SessionPath(origin)), found)
 

@@ -9,7 +9,8 @@ from chitu_diffusion.parallel.cp.control import ControlChannel
 from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, UnavailableError
 from chitu_diffusion.parallel.cp.fast import extension
 
-DEFAULT_POOL_BYTES = 2 << 30
+POOL_SHARE = 20  # of a GPU's memory, one part: on 141 GB enough for Wan 14B at 720p (see README.md)
+POOL_STEP = 256 << 20  # GPUs of one kind differ by less, and the ranks' pools must not
 
 
 class FastCP:
@@ -91,14 +92,15 @@ def init_fast_cp(
     cp_group: dist.ProcessGroup | None = None,
     *,
     device: torch.device | None = None,
-    pool_bytes: int = DEFAULT_POOL_BYTES,
+    pool_bytes: int | None = None,
     timeout_s: float = 10.0,
 ) -> FastCP:
     """Start the fast transports for ``cp_group`` (default: all ranks); use the result as a context manager.
 
     Collective. ``device`` is this rank's GPU (default: the current one). ``pool_bytes`` of symmetric GPU memory hold
-    everything that arrives; ``timeout_s`` limits every wait for another rank. One process has one runtime: it serves
-    one group at a time. Raises UnavailableError or ConfigError, with one message on every rank.
+    everything that arrives (default: a twentieth of the GPU's memory); ``timeout_s`` limits every wait for another
+    rank. One process has one runtime: it serves one group at a time. Raises UnavailableError or ConfigError, with one
+    message on every rank.
     """
     if cp_group is None:
         if not dist.is_initialized():
@@ -106,4 +108,10 @@ def init_fast_cp(
         cp_group = dist.group.WORLD
     assert cp_group is not None
     device = device if device is not None else torch.device("cuda", torch.cuda.current_device())
-    return FastCP(cp_group, device, pool_bytes, timeout_s)
+    return FastCP(cp_group, device, default_pool_bytes(device) if pool_bytes is None else pool_bytes, timeout_s)
+
+
+def default_pool_bytes(device: torch.device) -> int:
+    """What ``init_fast_cp`` takes of ``device``'s memory where nobody says; it refuses what is no GPU."""
+    whole = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return max(POOL_STEP, int(whole) // POOL_SHARE // POOL_STEP * POOL_STEP)

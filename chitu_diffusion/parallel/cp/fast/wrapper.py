@@ -18,7 +18,6 @@ from chitu_diffusion.parallel.cp.fast.adapters.overlapped import OverlappedPath
 from chitu_diffusion.parallel.cp.fast.adapters.paths import Paths
 from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
 from chitu_diffusion.parallel.cp.fast.backend import Backend, open_backend
-from chitu_diffusion.parallel.cp.fast.runtime import DEFAULT_POOL_BYTES
 from chitu_diffusion.parallel.cp.fast.transport import FastTransport
 from chitu_diffusion.parallel.cp.recorder import GraphRecorder
 
@@ -104,7 +103,7 @@ def enable_fast_cp(
     backend: str = "fast",
     *,
     strict: bool = False,
-    pool_bytes: int = DEFAULT_POOL_BYTES,
+    pool_bytes: int | None = None,
     timeout_s: float = 10.0,
 ) -> FastCPHandle:
     """Split the tokens of a diffusers pipeline's transformers, or of one transformer, between the ranks of a group.
@@ -120,7 +119,8 @@ def enable_fast_cp(
         backend: ``fast`` (the CUDA extension) or ``nccl`` (torch.distributed; gloo on CPUs).
         strict: whether it is an error where ``fast`` cannot serve. Without it torch.distributed serves instead, and
             the handle and the log say why.
-        pool_bytes: symmetric memory of each GPU under ``fast``, for what arrives; the README says how much is enough.
+        pool_bytes: symmetric memory of each GPU under ``fast``, for what arrives: by default a twentieth of the GPU's.
+            The README says how much is enough.
         timeout_s: limit of every wait for another rank, in seconds.
 
     Raises:
