@@ -83,6 +83,31 @@ def test_the_plan_of_a_shape_is_measured_once_on_all_ranks_together(tmp_path: Pa
     assert [folder.name for folder in tmp_path.iterdir()] == ["0"]
 
 
+def prompts(worker: Worker, lengths: tuple[int, ...]) -> tuple[float, list[Choice], int]:
+    """One image by prompts of several lengths: the worst error, every choice, and how often something was measured."""
+    model, ops = model_for(Case("qwen-image")), FakeSlots(worker.group)
+    adapter = adapter_class(model)(model, worker.session(CPConfig(timeout_s=30)))
+    path = use_overlapped(adapter, ops)._paths[0]
+    assert isinstance(path, OverlappedPath)
+    cases = [Case("qwen-image", 1056, (length,)) for length in lengths]
+    wanted, measure = [one_process(case) for case in cases], path._tuner.measure
+    adapter.attach()
+    try:
+        with few_rounds(), mock.patch.object(path._tuner, "measure", side_effect=measure) as counted:
+            errors = [error(output(model, inputs_for(case)), want) for case, want in zip(cases, wanted, strict=True)]
+    finally:
+        adapter.detach()
+    return max(errors), list(path.choices.values()), counted.call_count
+
+
+def test_a_prompt_of_about_the_same_length_is_not_measured_again() -> None:
+    for wrong, (first, second, longer), count in pool().run(2, prompts, (13, 30, 140), timeout=110):
+        assert wrong <= LIMIT
+        assert (count, first.used) == (2, second.used)
+        assert "when it was measured, earlier" in second.reason
+        assert "earlier" not in first.reason + longer.reason
+
+
 def reasons(worker: Worker) -> dict[str, str | None]:
     """Why the path does not serve some calls, and one that it does."""
     served = region_call()

@@ -14,7 +14,8 @@ from torch import nn
 
 HEAD_DIM = 16
 TEXT_DIM = 32
-GRIDS = {75: (3, 5, 5), 49: (1, 7, 7), 64: (1, 8, 8), 16: (1, 4, 4), 2: (1, 1, 2)}  # frames, rows, columns of tokens
+# frames, rows, columns of tokens
+GRIDS = {75: (3, 5, 5), 49: (1, 7, 7), 64: (1, 8, 8), 16: (1, 4, 4), 2: (1, 1, 2), 1056: (1, 32, 33)}
 
 Inputs = dict[str, Any]
 

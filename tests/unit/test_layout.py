@@ -157,3 +157,31 @@ def test_a_plan_is_told_the_bytes_of_both_methods_with_grouped_queries(world: in
         "ulysses": per_head * (2 * 28 + 2 * kv_heads) * (world - 1) // world**2,
     }
     assert dataclasses.replace(asked, kv_sharded=False).bytes_received(world) == {"agkv": 0, "ulysses": 0}
+
+
+CALL = Signature(
+    batch=1, seq_len=4096, num_heads=24, num_kv_heads=24, head_dim=128, dtype=torch.bfloat16, text_len=77,
+    text_in_front=True, text_queries=True, kv_sharded=True, key_mask=False, scale=0.1,
+)  # fmt: skip
+
+
+def test_calls_whose_prompts_differ_by_less_than_a_tile_take_one_plan() -> None:
+    of_text = [dataclasses.replace(CALL, text_len=rows).planned_as.text_len for rows in (0, 1, 127, 128, 129)]
+    assert of_text == [0, 128, 128, 128, 256]
+    of_tokens = [dataclasses.replace(CALL, seq_len=rows).planned_as.seq_len for rows in (4096, 4097, 4224, 4225)]
+    assert of_tokens == [4096, 4224, 4224, 4352]
+    assert CALL.planned_as == dataclasses.replace(CALL, text_len=128)
+    assert CALL.planned_as.planned_as == CALL.planned_as
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 1023])
+def test_short_calls_are_planned_as_they_are(tokens: int) -> None:
+    """A rank may have no token, which rules schedules out."""
+    short = dataclasses.replace(CALL, seq_len=tokens)
+    assert short.planned_as is short
+
+
+@pytest.mark.parametrize("world", range(2, 9))
+def test_whoever_has_a_token_when_lengths_are_rounded_has_one_anyway(world: int) -> None:
+    shortest = dataclasses.replace(CALL, seq_len=1024)
+    assert min(span.size for span in shortest.layout(world, 1).shards) > 0

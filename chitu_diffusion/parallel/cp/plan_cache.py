@@ -36,6 +36,7 @@ class PlanCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._own: dict[Path, Any] = {}  # what this process has measured, where nothing can be written too
         self._noted = False
 
     def find(self, question: Question, names: Collection[str]) -> dict[str, float] | None:
@@ -45,7 +46,7 @@ class PlanCache:
         """
         path = self._path(question)
         try:
-            kept = json.loads(path.read_text())
+            kept = self._own[path] if path in self._own else json.loads(path.read_text())
             problem = _problem(kept, question, names)
         except FileNotFoundError:
             return None
@@ -61,6 +62,7 @@ class PlanCache:
     def keep(self, question: Question, used: str, measured_ms: Mapping[str, float]) -> None:
         """Write the answer; a folder that cannot be written to is a note."""
         text = json.dumps({"schema": SCHEMA, "question": question, "used": used, "measured_ms": measured_ms}, indent=1)
+        self._own[self._path(question)] = json.loads(text)
         temporary: Path | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

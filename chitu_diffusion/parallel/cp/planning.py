@@ -66,8 +66,9 @@ class CallPlanner:
             method, degree = next(iter(degrees.items()))
             only = Candidate(method, degree, self._transport.name, ONE_SHOT, kernel.used)
             return self._call(signature, Decision(only), kernel)
-        layouts = {method: signature.layout(self._world, degree) for method, degree in degrees.items()}
-        works = [work_of(signature, method, layout) for method, layout in layouts.items()]
+        near = signature.planned_as
+        layouts = {method: near.layout(self._world, degree) for method, degree in degrees.items()}
+        works = [work_of(near, method, layout) for method, layout in layouts.items()]
         names = serving(reasons_by_rank, kernel)[:KERNELS_MEASURED]
         with_lse = serving(self._control.gather(explain(replace(needs, lse=True)), PATIENCE_S))
         waiting = serving(self._control.gather(explain(replace(needs, arriving=True)), PATIENCE_S))
@@ -95,7 +96,7 @@ class CallPlanner:
         if len(found) == 1:
             return Decision(found[0], "the only way that was asked for")
         by_name = {candidate.name: candidate for candidate in found}
-        question = {**self._question(signature), "candidates": sorted(by_name)}
+        question = {**self._question(signature.planned_as), "candidates": sorted(by_name)}
         mine = self._cache.find(question, by_name) if self._control.rank == 0 else None
         kept = self._control.gather(mine, PATIENCE_S)[0]
         if kept is not None:

@@ -1,6 +1,6 @@
 """What one call is, in plain values: checked on this rank, compared between ranks, and the key of its plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from chitu_diffusion.parallel.cp.fast.attention.kernels import KernelNeeds
 from chitu_diffusion.parallel.cp.layout import Layout, split_sizes, ulysses_degree
 from chitu_diffusion.parallel.cp.transport import Inputs
 
+PLAN_ROWS, SHORTEST_ROUNDED = 128, 1024  # a tile of queries; below that many tokens a rank may have none
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -38,6 +39,16 @@ class Signature:
             f"{'' if self.kv_sharded else ', text keys only'}{', key mask' if self.key_mask else ''}, "
             f"scale {self.scale:g}]"
         )
+
+    @property
+    def planned_as(self) -> "Signature":
+        """The call whose plan this one takes: tokens and text in whole tiles. Prompts have many lengths, and a server
+        must not measure at each of them.
+        """
+        if self.seq_len < SHORTEST_ROUNDED:
+            return self
+        tokens, text = (-(-rows // PLAN_ROWS) * PLAN_ROWS for rows in (self.seq_len, self.text_len))
+        return replace(self, seq_len=tokens, text_len=text)
 
     def layout(self, world: int, degree: int) -> Layout:
         """The placement of this call on ``world`` ranks with Ulysses degree ``degree``."""

@@ -83,6 +83,7 @@ class OverlappedPath:
         known = self._plans.get(signature)
         if known is None:
             layout = signature.layout(self._session.world, 1)
+            self._agree(signature)
             known = self._plans[signature] = self._plan(signature, call, layout), layout
         return self._way(known[0], call, known[1])()
 
@@ -104,25 +105,26 @@ class OverlappedPath:
         return partial(run_overlapped, plan, call, layout, self._ops, self._session.rank)
 
     def _plan(self, signature: Signature, call: RegionCall, layout: Layout) -> RegionPlan:
-        """The fastest way on the slowest rank. Raises DisagreementError where ranks call with different shapes."""
-        self._agree(signature)
+        """The fastest way on the slowest rank."""
+        near = signature.planned_as
+        placed = near.layout(self._session.world, 1)
         needs = signature.kernel_needs(self._session.device)
         reasons = self._control.gather(explain(needs), PATIENCE_S)
         kernel = choose_kernel(self._session.config.kernel, reasons)
         with_lse = serving(self._control.gather(explain(replace(needs, lse=True)), PATIENCE_S))
         waiting = serving(self._control.gather(explain(replace(needs, arriving=True)), PATIENCE_S))
-        fits = self._session_fits(signature, layout)
+        fits = self._session_fits(near, placed)
         work = RegionWork(
             num_heads=signature.num_heads,
             text_queries=signature.text_queries,
-            least_own_rows=min(span.size for span in layout.shards),
+            least_own_rows=min(span.size for span in placed.shards),
             kernels=tuple(serving(reasons, kernel)[:KERNELS_MEASURED]),
             with_lse=tuple(with_lse),
             waiting=tuple(waiting),
             session_fits=fits is None,
         )
         found = by_name(candidates(work))
-        decided = self._fastest(signature, found, call, layout)
+        decided = self._fastest(near, found, call, layout)
         name, rejected = decided.used.name, decided.rejected
         if fits is not None:
             rejected = (*rejected, Rejected("project, then attend", fits))
