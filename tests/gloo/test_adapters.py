@@ -12,7 +12,7 @@ from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
 from tests.gloo.adapter_runs import run_cases
 from tests.gloo.checks import error
 from tests.support.pool import Worker, pool
-from tests.support.tiny_models import Case, inputs_for, model_for, output
+from tests.support.tiny_models import Case, inputs_for, model_for, output, z_image_controlnet
 
 LIMIT = 1e-6
 METHODS = ["agkv", "ulysses"]
@@ -169,3 +169,52 @@ def test_the_images_refiner_of_z_image_is_split_too() -> None:
             assert [sum(parts) for parts in per_block] == whole[stage]
             assert all(max(parts) - min(parts) <= 1 for parts in per_block)
         assert all(rows["context_refiner"] == whole["context_refiner"] for rows in ranks)
+
+
+def with_a_controlnet(worker: Worker, mode: str) -> float:
+    """The error with a ControlNet whose hints come between the blocks of the refiner that it shares."""
+    model, inputs = model_for(Case("z-image")), inputs_for(Case("z-image"))
+    control = z_image_controlnet(model, mode)
+    image = [torch.ones_like(inputs["x"][0])]
+
+    def run() -> torch.Tensor:
+        samples = control([x.clone() for x in inputs["x"]], inputs["t"], inputs["cap_feats"], image)
+        return output(model, inputs | {"controlnet_block_samples": samples})
+
+    with torch.no_grad():
+        wanted = run()
+        adapter = adapter_class(model)(model, worker.session(CPConfig(timeout_s=30)))
+        adapter.attach()
+        try:
+            return error(run(), wanted)
+        finally:
+            adapter.detach()
+
+
+@pytest.mark.parametrize("mode", ["control_noise_refiner", "control_layers"])
+def test_a_controlnet_may_share_the_refiner_of_z_image(mode: str) -> None:
+    assert max(pool().run(2, with_a_controlnet, mode)) <= LIMIT
+
+
+def images_of_two_sizes(worker: Worker) -> float:
+    """The error with two images of unequal sizes in one batch: the refiner's keys are masked."""
+    model = model_for(Case("z-image"))
+    one, other = (inputs_for(Case("z-image", tokens)) for tokens in (49, 75))
+    inputs = {name: one[name] + other[name] for name in ("x", "cap_feats")} | {"t": torch.cat([one["t"], other["t"]])}
+
+    def run() -> torch.Tensor:
+        return torch.cat([x.flatten() for x in model(**inputs, return_dict=False)[0]])
+
+    with torch.no_grad():
+        wanted = run()
+        adapter = adapter_class(model)(model, worker.session(CPConfig(timeout_s=30)))
+        adapter.attach()
+        try:
+            return error(run(), wanted)
+        finally:
+            adapter.detach()
+
+
+def test_images_of_a_batch_may_have_unequal_sizes() -> None:
+    for world in (2, 3):
+        assert max(pool().run(world, images_of_two_sizes)) <= LIMIT

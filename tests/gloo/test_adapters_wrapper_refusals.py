@@ -77,6 +77,29 @@ def only_one_rank_has_a_mask(worker: Worker) -> None:
     call(worker, replace(CASE, mask=worker.rank == 1))
 
 
+def other_prompt(worker: Worker, model: str, name: str) -> None:
+    """Prompts of one length that say different things."""
+    case = replace(CASE, model=model)
+    inputs = inputs_for(case)
+    if worker.rank:
+        prompt = inputs[name]
+        inputs[name] = [-x for x in prompt] if isinstance(prompt, list) else -prompt
+    with enable_fast_cp(model_for(case), worker.group, backend="nccl"):
+        output(model_for(case), inputs)
+
+
+def other_caption_of_z_image(worker: Worker) -> None:
+    other_prompt(worker, "z-image", "cap_feats")
+
+
+def other_prompt_of_wan(worker: Worker) -> None:
+    other_prompt(worker, "wan", "encoder_hidden_states")
+
+
+def other_prompt_of_qwen_image(worker: Worker) -> None:
+    other_prompt(worker, "qwen-image", "encoder_hidden_states")
+
+
 def double_precision(worker: Worker) -> None:
     model = model_for(replace(CASE, heads=2)).double()
     inputs = inputs_for(CASE)
@@ -94,6 +117,9 @@ REFUSED: list[tuple[Callable[[Worker], None], str, str]] = [
     (unknown_method, "ConfigError", "method 'ring' is unknown"),
     (other_sizes, "DisagreementError", "rank 0 on tokens (1, 75, 64) torch.float32, rank 1 on (1, 49, 64)"),
     (other_seeds, "DisagreementError", "rank 1 starts from other values than rank 0"),
+    (other_caption_of_z_image, "DisagreementError", "rank 1 starts from other values than rank 0"),
+    (other_prompt_of_wan, "DisagreementError", "rank 1 starts from other values than rank 0"),
+    (other_prompt_of_qwen_image, "DisagreementError", "rank 1 starts from other values than rank 0"),
     (other_prompt_lengths, "DisagreementError", "12 text rows in front"),
     (only_one_rank_has_a_mask, "DisagreementError", "key mask"),
     (prepares_for_different_inputs, "DisagreementError", "the ranks prepare for different inputs"),

@@ -89,7 +89,7 @@ def qwen_image(heads: int = 4, seed: int = 0, **config: Any) -> nn.Module:
 
 
 def z_image(heads: int = 4, seed: int = 0, **config: Any) -> nn.Module:
-    """``ZImageTransformer2DModel`` with two joint layers and one refiner of each kind."""
+    """``ZImageTransformer2DModel`` with two joint layers and two blocks in each refiner, as the real one has."""
     from diffusers import ZImageTransformer2DModel
 
     return randomise(
@@ -97,7 +97,7 @@ def z_image(heads: int = 4, seed: int = 0, **config: Any) -> nn.Module:
             in_channels=16,
             dim=HEAD_DIM * heads,
             n_layers=2,
-            n_refiner_layers=1,
+            n_refiner_layers=2,
             n_heads=heads,
             n_kv_heads=heads,
             cap_feat_dim=TEXT_DIM,
@@ -107,6 +107,23 @@ def z_image(heads: int = 4, seed: int = 0, **config: Any) -> nn.Module:
         ),
         seed,
     )
+
+
+def z_image_controlnet(transformer: nn.Module, mode: str, heads: int = 4, seed: int = 5) -> nn.Module:
+    """``ZImageControlNetModel``, which shares the refiners; ``mode`` is its ``add_control_noise_refiner``."""
+    from diffusers import ZImageControlNetModel
+
+    made = ZImageControlNetModel(
+        control_layers_places=[0, 1],
+        control_refiner_layers_places=[0, 1],
+        control_in_dim=16,
+        add_control_noise_refiner=mode,
+        dim=HEAD_DIM * heads,
+        n_refiner_layers=2,
+        n_heads=heads,
+        n_kv_heads=heads,
+    )
+    return ZImageControlNetModel.from_transformer(randomise(made, seed), transformer)
 
 
 @cache

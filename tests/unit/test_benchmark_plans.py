@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +18,7 @@ from tools.benchmarks.fast_cp_frameworks.cases import Case
 from tools.benchmarks.fast_cp_frameworks.contender import Operands, Single
 from tools.benchmarks.fast_cp_frameworks.entries import Outcome
 from tools.benchmarks.fast_cp_frameworks.inputs import Source
+from tools.benchmarks.fast_cp_frameworks.orders import Orders
 from tools.benchmarks.fast_cp_frameworks.result import CaseRecord, Comparison, PlanRecord, Timing
 
 CPU = torch.device("cpu")
@@ -213,6 +215,27 @@ def test_methods_take_turns_in_another_order_in_each_repeat(tmp_path: Path) -> N
     turn = len(main) // 6
     orders = [tuple(dict.fromkeys(main[start : start + turn])) for start in range(0, len(main), turn)]
     assert all(sorted(order) == sorted(methods) for order in orders)
-    assert len(set(orders)) > 1
+    assert len(set(orders)) == 6  # of three methods there are no more
     assert [outcome.result.case.method for outcome in done] == methods  # told in the order that was asked for
     assert [len(outcome.result.timing.repeats_ms) for outcome in done if outcome.result.timing] == [6, 6, 6]
+
+
+@pytest.mark.parametrize(("count", "repeats"), [(5, 3), (6, 3), (36, 3), (4, 4)])
+def test_nobody_follows_the_same_neighbour_in_two_repeats(count: int, repeats: int) -> None:
+    methods = [f"method {i}" for i in range(count)]
+    for seed in range(30):
+        orders, again = Orders(str(seed)), Orders(str(seed))
+        turns = [orders.next(methods) for _ in range(repeats)]
+        assert turns == [again.next(methods) for _ in range(repeats)]  # on every rank
+        pairs = [pair for turn in turns for pair in pairwise(turn)]
+        assert len(pairs) - len(set(pairs)) <= (2 if count == 4 else 0)
+
+
+def test_orders_differ_from_shape_to_shape(tmp_path: Path) -> None:
+    log: list[str] = []
+    methods = ["single", "nccl_agkv", "nccl_ulysses"]
+    shapes = "--sequence 50,60,70,80,90,100 --heads 4 --head-dim 16"
+    outcomes_of(f"--method {','.join(methods)} {shapes} --warmup 0 --iterations 1 --repeats 1 --seed 3", tmp_path, log)
+    main = [name for name in log if name in methods]
+    turn = len(main) // 6
+    assert len({tuple(dict.fromkeys(main[start : start + turn])) for start in range(0, len(main), turn)}) > 1

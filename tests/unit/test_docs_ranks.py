@@ -47,7 +47,9 @@ def of_ranks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     first, other = (session_module._Ballot(None, of_tokens(tokens)) for tokens in (6889, 6890))
     session._control = answers(same, lambda _: other)
     yield raised(lambda: session._agree(first))
-    monkeypatch.setattr(shares, "ControlChannel", lambda *_: answers(same, lambda mine: (mine[0], -mine[1])))
+    monkeypatch.setattr(
+        shares, "ControlChannel", lambda *_: answers(same, lambda mine: (mine[0], [(s, -x) for s, x in mine[1]]))
+    )
     group = SimpleNamespace(group=None, config=config.CPConfig())
     yield raised(lambda: shares.require_same_tokens(torch.ones(1, 64, 8), group))  # type: ignore[arg-type]
     path: Any = object.__new__(OverlappedPath)

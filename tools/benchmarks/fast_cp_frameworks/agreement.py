@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from chitu_diffusion.parallel.cp.errors import CPError, DisagreementError, ExitCode, UnavailableError
+from chitu_diffusion.parallel.cp.errors import CPError, DisagreementError, ExitCode, UnavailableError, first_line
 from tools.benchmarks.fast_cp_frameworks.result import Failure
 
 # while it may be a barrier that is waited for, the ranks must leave together: a sleep would set them apart by 50 us
@@ -92,8 +92,7 @@ def _attempt[T](work: Callable[[], T]) -> Vote[T]:
     except Exception as error:
         # torch.distributed raises RuntimeError for a peer that has gone, and it cannot be told from others by type
         lost = isinstance(error, dist.DistError) or _mentions_the_end(str(error))
-        message = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no message'}"
-        return Vote(failure=message, exit_code=ExitCode.CHECK_FAILED, lost=lost, trace=traceback.format_exc())
+        return Vote(failure=first_line(error), exit_code=ExitCode.CHECK_FAILED, lost=lost, trace=traceback.format_exc())
 
 
 def _mentions_the_end(message: str) -> bool:

@@ -21,6 +21,7 @@ from tools.benchmarks.fast_cp_frameworks.contender import Contender, Parallel, S
 from tools.benchmarks.fast_cp_frameworks.entries import Beside, Entry, Facts, Outcome, complete, facts_of, fastest
 from tools.benchmarks.fast_cp_frameworks.inputs import Source
 from tools.benchmarks.fast_cp_frameworks.options import Options
+from tools.benchmarks.fast_cp_frameworks.orders import Orders
 from tools.benchmarks.fast_cp_frameworks.paired import compare
 from tools.benchmarks.fast_cp_frameworks.peers.contender import Theirs
 from tools.benchmarks.fast_cp_frameworks.peers.flat_copy import FlatCopy
@@ -78,13 +79,13 @@ class Runner:
         entries = [entry for case in cases if (entry := self._checked(case, source, judge)) is not None]
         del judge  # its reference would take memory from what is timed
         entries = self._each(entries, lambda entry: self._give_inputs(entry, source))
-        orders = random.Random(self._seed)
+        orders = Orders(f"{self._seed} {cases[0].workload}")
         for _ in range(self.options.repeats):
             if self.options.request.compare:
                 turn = self._each(entries, self._time)
                 turn = self._each(turn[::-1], self._time)[::-1]
-            else:  # GPUs under a power limit remember what ran before, so nobody may always follow the same neighbour
-                turn = self._each(orders.sample(entries, len(entries)), self._time)
+            else:
+                turn = self._each(orders.next(entries), self._time)
             turn = self._each(turn, self._time_beside)
             entries = [entry for entry in entries if any(entry is left for left in turn)]
         timed = [self._timing(entry) for entry in entries]

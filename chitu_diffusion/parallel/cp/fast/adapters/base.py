@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -58,16 +59,20 @@ class Adapter(ABC):
     """Context parallelism for one transformer over ``session``; ``attach()`` begins it, ``detach()`` ends it.
 
     The first block slices the tokens and everything else with a row per token, every attention layer runs ``region``,
-    and the whole output is gathered behind the last layer. Blocks that come before, over tokens of their own, are
-    treated alike. For inference: there are no gradients. Every rank gives the same inputs.
+    and the whole output is gathered behind the last layer. Of blocks that come before, over tokens of their own, each
+    is sliced and gathered by itself: a ControlNet that shares them adds to what is between. For inference: there are
+    no gradients. Every rank gives the same inputs.
     """
 
     model_class: ClassVar[str]  # of the transformer
     processor_class: ClassVar[str]  # of the attention layers, as diffusers makes them
     blocks: ClassVar[str]  # name of the transformer's list of blocks
-    early_blocks: ClassVar[str | None] = None  # of a list that runs before them, gathered behind its last block
+    early_blocks: ClassVar[str | None] = None  # of a list that runs before them
     attention: ClassVar[str]  # name of a block's attention layer
     tokens: ClassVar[str]  # input of the first block that carries the tokens (B, S, C)
+    alike: ClassVar[
+        tuple[str, ...]
+    ] = ()  # other inputs of it that every rank has whole: compared once, as the tokens are
 
     def __init__(self, model: nn.Module, session: CPSession, region: Region | None = None) -> None:
         self.model, self.session = model, session
@@ -75,7 +80,7 @@ class Adapter(ABC):
         self.graphs: BlockGraphs | None = None  # what may run the blocks; set before ``attach``
         self._undo = ExitStack()
         self._now: Forward | None = None
-        self._compared = False
+        self._compared = set[nn.Module]()  # the blocks whose tokens, first of all, all ranks were found to share
 
     @classmethod
     def check(cls, model: nn.Module) -> None:
@@ -117,12 +122,12 @@ class Adapter(ABC):
     def attach(self) -> None:
         """Take over the blocks. Raises ConfigError where ``check`` does."""
         self.check(self.model)
-        self._compared = False
+        self._compared.clear()
         early, blocks = self._early(self.model), list(getattr(self.model, self.blocks))
         self._before(self.model, self.model_inputs)
-        if early:
-            self._take_over(early)
-            self._undo.callback(early[-1].register_forward_hook(self._finish).remove)
+        for block in early:
+            self._take_over([block])
+            self._undo.callback(block.register_forward_hook(self._finish).remove)
         self._take_over(blocks)
         if self.graphs is not None:
             self._by_graphs(self.graphs, blocks)
@@ -151,7 +156,7 @@ class Adapter(ABC):
 
     def _take_over(self, blocks: list[nn.Module]) -> None:
         """The tokens of ``blocks`` are shared from the first one on, and their attention is ours."""
-        self._before(blocks[0], self._begin)
+        self._before(blocks[0], partial(self._begin, blocks[0]))
         for block in blocks:
             attention = getattr(block, self.attention)
             self._undo.callback(attention.set_processor, attention.processor)
@@ -176,11 +181,11 @@ class Adapter(ABC):
             self._undo.callback(vars(block).pop, "forward")
         self._undo.callback(graphs.close)
 
-    def _begin(self, given: Inputs) -> Inputs:
+    def _begin(self, block: nn.Module, given: Inputs) -> Inputs:
         tokens: torch.Tensor = given[self.tokens]
-        if not self._compared:
-            require_same_tokens(tokens, self.session)
-            self._compared = True
+        if block not in self._compared:
+            require_same_tokens(tokens, self.session, [given.get(name) for name in self.alike])
+            self._compared.add(block)
         self._now = Forward(tokens.shape[1], self.block_inputs(given))
         return {self.tokens: self.share(tokens, 1)}
 

@@ -51,6 +51,7 @@ class QwenImageAdapter(Adapter):
     blocks = "transformer_blocks"
     attention = "attn"
     tokens = "hidden_states"
+    alike = ("encoder_hidden_states", "temb")
 
     def processor(self) -> Processor:
         """See ``Adapter``."""

@@ -1,5 +1,6 @@
 """A rank's share of whatever has one row per token, and the whole from every rank's share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -41,31 +42,40 @@ def gather(local: torch.Tensor, seq_len: int, session: CPSession) -> torch.Tenso
     return torch.cat([part[:, :size] for part, size in zip(everyone, sizes, strict=True)], 1)
 
 
-def require_same_tokens(tokens: torch.Tensor, session: CPSession) -> None:
+def require_same_tokens(tokens: torch.Tensor, session: CPSession, beside: Iterable[Any] = ()) -> None:
     """Raise DisagreementError, on every rank, where the ranks start from other tokens: another seed, prompt or size.
 
     Each rank would then compute its slice of another picture, and nothing else would tell. A few values are compared,
-    with room for rounding. Collective, and the host waits for the GPU: made for the first forward only. Raises
-    InputError for a dtype that attention does not take.
+    with room for rounding, of the tokens and of every tensor ``beside`` them that has the same shape on all ranks.
+    Collective, and the host waits for the GPU: made for the first forward only. Raises InputError for a dtype that
+    attention does not take.
     """
-    values = tokens.flatten()[:: max(1, tokens.numel() // SAMPLED)].float()
-    mine = (f"{tuple(tokens.shape)} {tokens.dtype}", values.cpu())
+    others = [x for x in beside if isinstance(x, torch.Tensor) and x.is_floating_point() and x is not tokens]
+    mine = (f"{tuple(tokens.shape)} {tokens.dtype}", [(tuple(x.shape), _sample(x)) for x in (tokens, *others)])
     ballots = ControlChannel(session.group, session.config.timeout_s).gather(mine)
     first_kind, first = ballots[0]
-    room = 0.1 * float(first.nan_to_num().abs().max())
-    for rank, (kind, sample) in enumerate(ballots):
+    for rank, (kind, samples) in enumerate(ballots):
         if kind != first_kind:
             raise DisagreementError(
                 f"the ranks work on different inputs: rank 0 on tokens {first_kind}, rank {rank} on {kind}; "
                 "give every rank the same dtype, batch, height, width and number of frames"
             )
-        if not torch.allclose(sample, first, rtol=0, atol=room, equal_nan=True):
+        if any(shape == of and not _alike(x, y) for (shape, x), (of, y) in zip(samples, first, strict=False)):
             raise DisagreementError(
                 f"rank {rank} starts from other values than rank 0; give every rank the same prompt, "
                 "and a generator with the same seed"
             )
     if tokens.dtype not in DTYPES:
         raise InputError(f"the transformer computes in {tokens.dtype}; attention takes float32, float16 or bfloat16")
+
+
+def _sample(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().flatten()[:: max(1, x.numel() // SAMPLED)].float().cpu()
+
+
+def _alike(x: torch.Tensor, y: torch.Tensor) -> bool:
+    room = 0.1 * float(y.nan_to_num().abs().max()) if y.numel() else 0.0
+    return torch.allclose(x, y, rtol=0, atol=room, equal_nan=True)
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

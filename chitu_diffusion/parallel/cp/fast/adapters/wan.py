@@ -35,6 +35,7 @@ class WanAdapter(Adapter):
     blocks = "blocks"
     attention = "attn1"
     tokens = "hidden_states"
+    alike = ("encoder_hidden_states",)
 
     def processor(self) -> Processor:
         """See ``Adapter``."""

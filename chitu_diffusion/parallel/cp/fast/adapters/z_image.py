@@ -43,6 +43,7 @@ class ZImageAdapter(Adapter):
     early_blocks = "noise_refiner"
     attention = "attention"
     tokens = "x"
+    alike = ("adaln_input",)
 
     def processor(self) -> Processor:
         """See ``Adapter``."""
