@@ -165,6 +165,27 @@ void test_open_window_does_not_grow() {
   check(error_of([&] { plan.acquire("kv", 9 * kPage); }).find("in use") != std::string::npos, "open means no growth");
 }
 
+void test_what_creeps_up_moves_seldom() {
+  WindowPlan plan(0, 1000 * kPage, 16);
+  int moves = 0;
+  for (int pages = 100; pages <= 200; ++pages) moves += plan.acquire("kv", pages * kPage).moved;
+  check(moves <= 8, std::to_string(moves) + " moves from 100 to 200 pages");
+  check(plan.windows()[0].bytes <= 230 * kPage, "an eighth to spare, not more");
+}
+
+void test_room_to_spare_costs_nobody_a_generation() {
+  WindowPlan plan(0, 20 * kPage, 16);
+  plan.acquire("kv", 8 * kPage);
+  check(plan.acquire("kv", 10 * kPage).both && plan.windows()[0].bytes == 10 * kPage, "both generations rather");
+  WindowPlan beside(0, 31 * kPage, 16);
+  beside.acquire("q", 5 * kPage), beside.acquire("kv", 8 * kPage);
+  beside.acquire("kv", 10 * kPage);
+  check(beside.acquire("q", kPage).both, "also those of another window");
+  WindowPlan full(0, 20 * kPage, 16);
+  full.acquire("kv", 8 * kPage);
+  check(full.acquire("kv", 20 * kPage).offset == 0, "all of the pool, and nothing to spare");
+}
+
 void test_slots_run_out_with_a_sentence() {
   WindowPlan plan(0, 1000 * kPage, 4);
   plan.acquire("a", 1), plan.acquire("b", 1);
@@ -184,6 +205,8 @@ int main() {
   test_explicit_generation_is_taken_and_sets_the_turn();
   test_random_calls_agree_and_stay_apart();
   test_open_window_does_not_grow();
+  test_what_creeps_up_moves_seldom();
+  test_room_to_spare_costs_nobody_a_generation();
   test_slots_run_out_with_a_sentence();
   if (failures == 0) std::puts("window plan: apart, inside, in place, and alike on every rank");
   return failures ? 1 : 0;

@@ -1,7 +1,9 @@
 // Which part of the pool each window gets. Plain C++17: the same calls in the same order give the same answer on every
 // rank, so no rank has to ask another. Tested with g++ alone.
 //
-// A tag names a window. It is as large as the largest request so far (its high water), and exists in two generations
+// A tag names a window. It is as large as the largest request so far (its high water), with an eighth to spare once it
+// has grown and where that costs no window its second generation: requests creep up with the lengths of prompts, and
+// captured graphs are lost when windows move. It exists in two generations
 // where the pool allows, so that a rank may fill one while its peers still read the other. Each generation has a slot:
 // the number of its signals. A generation that a captured CUDA graph uses is pinned: it never moves again.
 #pragma once
@@ -16,6 +18,7 @@
 namespace fast_cp {
 
 constexpr int64_t kWindowAlignment = 4096;
+constexpr int64_t kSpare = 8;  // one part in so many
 
 struct Region {
   int64_t offset, bytes;
@@ -81,8 +84,14 @@ class WindowPlan {
                                std::to_string(window ? window->bytes : 0) +
                                "; run this shape once before capturing it in a CUDA graph");
     }
-    WindowPlan trial = *this;
-    trial.grow(trial.window_named(tag), round_up(std::max<int64_t>(bytes, 1), kWindowAlignment));
+    WindowPlan trial = grown(tag, bytes);
+    if (window) {
+      try {
+        WindowPlan ample = grown(tag, bytes + bytes / kSpare);
+        if (ample.num_generations() == trial.num_generations()) trial = std::move(ample);
+      } catch (const std::runtime_error&) {  // there is no room to spare
+      }
+    }
     if (trial.moved_since(*this)) ++trial.version_;
     std::vector<int> movable = movable_slots();
     *this = std::move(trial);
@@ -99,6 +108,20 @@ class WindowPlan {
   const std::vector<Window>& windows() const { return windows_; }
 
  private:
+  WindowPlan grown(const std::string& tag, int64_t bytes) const {
+    WindowPlan plan = *this;
+    plan.grow(plan.window_named(tag), round_up(std::max<int64_t>(bytes, 1), kWindowAlignment));
+    return plan;
+  }
+
+  int num_generations() const {
+    int count = 0;
+    for (const Window& window : windows_) {
+      for (const Generation& g : window.generations) count += g.offset >= 0;
+    }
+    return count;
+  }
+
   static Grant take(Window& window, const Wanted& wanted) {
     const int turn = wanted.generation < 0 ? 1 - window.turn : wanted.generation;
     window.turn = window.generations[1].offset >= 0 ? turn : 0;
