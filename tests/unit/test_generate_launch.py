@@ -18,6 +18,9 @@ rank, folder = int(os.environ["RANK"]), sys.argv[1]
 open(f"{folder}/{os.getpid()}", "w").close()
 """
 
+# a rank that is ended before it has noted its number cannot be looked for
+ALL_STARTED = "while sum(name.isdigit() for name in os.listdir(folder)) < 3: time.sleep(0.01)\n"
+
 
 def run_ranks(folder: Path, body: str, size: int = 3) -> "subprocess.Popen[str]":
     """`launch.run` in a process of its own, with ranks that do ``body``."""
@@ -64,7 +67,7 @@ def pids(folder: Path, size: int = 3) -> list[int]:
     ],
 )
 def test_a_job_ends_as_its_ranks_end_and_leaves_none(body: str, code: int, told: str, tmp_path: Path) -> None:
-    job = run_ranks(tmp_path, body)
+    job = run_ranks(tmp_path, ALL_STARTED + body)
     assert job.communicate(timeout=30) == ("", told)
     assert job.returncode == code
     assert not any(map(alive, pids(tmp_path)))

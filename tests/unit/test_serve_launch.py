@@ -12,7 +12,7 @@ import pytest
 from chitu_diffusion.parallel.cp.errors import ConfigError
 from chitu_diffusion.serving.port import address, bind
 from chitu_diffusion.serving.stage import ServiceTable
-from tests.unit.test_generate_launch import CHILD, alive, pids
+from tests.unit.test_generate_launch import ALL_STARTED, CHILD, alive, pids
 
 READY = "import pathlib; rank == 0 and pathlib.Path(os.environ['CHITU_GENERATE_STORE']).with_name('ready').touch()\n"
 LATER = "time.sleep(1.0 if rank == 0 else 60); sys.exit(1)"
@@ -28,14 +28,10 @@ def run_ranks(folder: Path, body: str, size: int = 3) -> "subprocess.Popen[str]"
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-# a rank that is ended before it has noted its number cannot be looked for
-ALL_STARTED = "while sum(name.isdigit() for name in os.listdir(folder)) < 3: time.sleep(0.01)"
-
-
 @pytest.mark.parametrize(
     ("body", "code", "told"),
     [
-        (READY + "rank and time.sleep(60)\n" + ALL_STARTED, 0, ""),
+        (READY + "rank and time.sleep(60)", 0, ""),
         ("rank == 2 and sys.exit(3); time.sleep(60)", 3, ""),
         (
             "rank == 1 and os.kill(os.getpid(), 9); time.sleep(60)",
@@ -52,7 +48,7 @@ ALL_STARTED = "while sum(name.isdigit() for name in os.listdir(folder)) < 3: tim
     ],
 )
 def test_a_server_ends_as_its_first_rank_ends_and_leaves_none(body: str, code: int, told: str, tmp_path: Path) -> None:
-    server = run_ranks(tmp_path, body)
+    server = run_ranks(tmp_path, ALL_STARTED + body)
     assert server.communicate(timeout=30) == ("", told)
     assert server.returncode == code
     assert not any(map(alive, pids(tmp_path)))
