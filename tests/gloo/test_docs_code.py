@@ -86,8 +86,9 @@ def run_file(environment: dict[str, str], path: str, folder: str) -> None:
         runpy.run_path(path, run_name="__main__")
 
 
-@pytest.mark.parametrize("ranks", [[{}], launched(2), launched(3)], ids=["alone", "two", "three"])
-def test_the_new_models_adapter_gives_what_one_process_gives(ranks: list[dict[str, str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [0, 2, 3], ids=["alone", "two", "three"])
+def test_the_new_models_adapter_gives_what_one_process_gives(world: int, tmp_path: Path) -> None:
+    ranks = launched(world)
     path = tmp_path / "adding_a_model.py"
     path.write_text(code(ADDING))
     assert started(ranks, run_file, str(path), str(tmp_path)) == [0] * len(ranks)
