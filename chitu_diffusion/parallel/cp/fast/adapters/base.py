@@ -70,9 +70,7 @@ class Adapter(ABC):
     early_blocks: ClassVar[str | None] = None  # of a list that runs before them
     attention: ClassVar[str]  # name of a block's attention layer
     tokens: ClassVar[str]  # input of the first block that carries the tokens (B, S, C)
-    alike: ClassVar[
-        tuple[str, ...]
-    ] = ()  # other inputs of it that every rank has whole: compared once, as the tokens are
+    alike: ClassVar[tuple[str, ...]] = ()  # other inputs of it that every rank has whole: compared in the first forward
 
     def __init__(self, model: nn.Module, session: CPSession, region: Region | None = None) -> None:
         self.model, self.session = model, session
