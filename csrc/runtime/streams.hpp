@@ -21,8 +21,8 @@ constexpr int kMostPeerStreams = 3;
 
 class Streams {
  public:
-  // `peer_streams` (at least one) carry what goes to the peers, each to every so manieth of them, counted from this
-  // rank on. The rank's own copies have a stream of their own.
+  // `peer_streams` (at least one) carry what goes to the peers, who take them in turn, counted from this rank on. The
+  // rank's own copies have a stream of their own.
   Streams(int rank, int world, int peer_streams);
   ~Streams();
   Streams(const Streams&) = delete;

@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import inspect
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 from chitu_diffusion.parallel.cp.config import CPConfig
 from chitu_diffusion.parallel.cp.fast.adapters.table import adapter_class
@@ -171,6 +173,18 @@ def test_the_images_refiner_of_z_image_is_split_too() -> None:
         assert all(rows["context_refiner"] == whole["context_refiner"] for rows in ranks)
 
 
+def error_of(worker: Worker, model: nn.Module, run: Callable[[], torch.Tensor]) -> float:
+    """How far ``run`` with the wrapped model is from ``run`` with the model as it is."""
+    with torch.no_grad():
+        wanted = run()
+        adapter = adapter_class(model)(model, worker.session(CPConfig(timeout_s=30)))
+        adapter.attach()
+        try:
+            return error(run(), wanted)
+        finally:
+            adapter.detach()
+
+
 def with_a_controlnet(worker: Worker, mode: str) -> float:
     """The error with a ControlNet whose hints come between the blocks of the refiner that it shares."""
     model, inputs = model_for(Case("z-image")), inputs_for(Case("z-image"))
@@ -181,14 +195,7 @@ def with_a_controlnet(worker: Worker, mode: str) -> float:
         samples = control([x.clone() for x in inputs["x"]], inputs["t"], inputs["cap_feats"], image)
         return output(model, inputs | {"controlnet_block_samples": samples})
 
-    with torch.no_grad():
-        wanted = run()
-        adapter = adapter_class(model)(model, worker.session(CPConfig(timeout_s=30)))
-        adapter.attach()
-        try:
-            return error(run(), wanted)
-        finally:
-            adapter.detach()
+    return error_of(worker, model, run)
 
 
 @pytest.mark.parametrize("mode", ["control_noise_refiner", "control_layers"])
@@ -201,18 +208,7 @@ def images_of_two_sizes(worker: Worker) -> float:
     model = model_for(Case("z-image"))
     one, other = (inputs_for(Case("z-image", tokens)) for tokens in (49, 75))
     inputs = {name: one[name] + other[name] for name in ("x", "cap_feats")} | {"t": torch.cat([one["t"], other["t"]])}
-
-    def run() -> torch.Tensor:
-        return torch.cat([x.flatten() for x in model(**inputs, return_dict=False)[0]])
-
-    with torch.no_grad():
-        wanted = run()
-        adapter = adapter_class(model)(model, worker.session(CPConfig(timeout_s=30)))
-        adapter.attach()
-        try:
-            return error(run(), wanted)
-        finally:
-            adapter.detach()
+    return error_of(worker, model, lambda: torch.cat([x.flatten() for x in model(**inputs, return_dict=False)[0]]))
 
 
 def test_images_of_a_batch_may_have_unequal_sizes() -> None:

@@ -3,9 +3,9 @@
 //
 // A tag names a window. It is as large as the largest request so far (its high water), with an eighth to spare once it
 // has grown and where that costs no window its second generation: requests creep up with the lengths of prompts, and
-// captured graphs are lost when windows move. It exists in two generations
-// where the pool allows, so that a rank may fill one while its peers still read the other. Each generation has a slot:
-// the number of its signals. A generation that a captured CUDA graph uses is pinned: it never moves again.
+// captured graphs are lost when windows move. It exists in two generations where the pool allows, so that a rank may
+// fill one while its peers still read the other. Each generation has a slot: the number of its signals. A generation
+// that a captured CUDA graph uses is pinned: it never moves again.
 #pragma once
 
 #include <algorithm>

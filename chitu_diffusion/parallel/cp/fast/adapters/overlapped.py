@@ -83,7 +83,6 @@ class OverlappedPath:
         known = self._plans.get(signature)
         if known is None:
             layout = signature.layout(self._session.world, 1)
-            self._agree(signature)
             known = self._plans[signature] = self._plan(signature, call, layout), layout
         return self._way(known[0], call, known[1])()
 
@@ -105,7 +104,8 @@ class OverlappedPath:
         return partial(run_overlapped, plan, call, layout, self._ops, self._session.rank)
 
     def _plan(self, signature: Signature, call: RegionCall, layout: Layout) -> RegionPlan:
-        """The fastest way on the slowest rank."""
+        """The fastest way on the slowest rank. Raises DisagreementError where ranks call with different shapes."""
+        self._agree(signature)
         near = signature.planned_as
         placed = near.layout(self._session.world, 1)
         needs = signature.kernel_needs(self._session.device)
