@@ -22,7 +22,7 @@ from tests.support.tiny_models import Case
 LIMIT = 1e-6
 SEEN = 1e-2
 POOL = 1 << 30
-WORK = RegionWork(4, False, 1, ("sdpa",), (), (), session_fits=True)
+WORK = RegionWork(4, True, 1, ("sdpa",), (), (), session_fits=True)
 PLANS = {plan.name: plan for plan in candidates(WORK)}
 
 

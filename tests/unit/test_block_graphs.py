@@ -119,7 +119,7 @@ def test_what_is_changed_between_blocks_reaches_the_next_one() -> None:
     assert model.recorder.took()[:1] == ["replay"]  # the first block has the same inputs as ever
 
 
-@pytest.mark.parametrize(("block_ms", "graphs"), [(1.2, True), (1.3, False), (100.0, False)])
+@pytest.mark.parametrize(("block_ms", "graphs"), [(1.2, True), (1.9, True), (2.1, False), (100.0, False)])
 def test_blocks_whose_launch_the_devices_hide_stay_eager(block_ms: float, graphs: bool) -> None:
     model = Model(FakeRecorder(blocks_ms=(block_ms,), launch_ms=1.0))
     assert all(model.run(seed) for seed in range(4))

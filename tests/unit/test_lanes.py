@@ -1,43 +1,13 @@
 """Two streams in turn: which one waits for which, on streams that only write it down."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 
 from chitu_diffusion.parallel.cp.fast.attention import lanes as module
 from chitu_diffusion.parallel.cp.fast.attention.lanes import Lanes
+from tests.support.streams import Streams
 
 GPU = torch.device("cuda", 0)
-
-
-@dataclass
-class Stream:
-    name: str
-    log: list[str]
-
-    def wait_stream(self, other: "Stream") -> None:
-        self.log.append(f"{self.name} waits for {other.name}")
-
-
-@dataclass
-class Streams:
-    log: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.main, self.side = Stream("main", self.log), Stream("side", self.log)
-        self.current = self.main
-
-    def launch(self, what: str) -> None:
-        self.log.append(f"{what} on {self.current.name}")
-
-    @contextmanager
-    def switch(self, stream: Stream) -> Iterator[None]:
-        before, self.current = self.current, stream
-        yield
-        self.current = before
 
 
 @pytest.fixture

@@ -48,3 +48,11 @@ def test_the_sessions_way_is_measured_only_where_both_fit_the_pool() -> None:
 def test_attention_begins_with_the_first_group_or_when_all_are_there() -> None:
     for plan in candidates(WORK):
         assert len(plan.schedule.groups) in (1, plan.sends)
+
+
+def test_text_that_asks_may_do_so_aside() -> None:
+    assert not any("aside" in name for name in names(WORK))
+    found = [name for name in names(replace(WORK, text_queries=True)) if name.endswith("/text aside")]
+    assert found[0] == "whole(1)/one_shot/cute/text aside"
+    assert len(found) == 5
+    assert not any("by_group" in name or "cudnn" in name for name in found)

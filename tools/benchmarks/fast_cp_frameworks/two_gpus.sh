@@ -45,7 +45,7 @@ for late in 0.5 1.5 3; do program "late-$late" 45 fused_late.py --late "$late"; 
 program endurance 60 extension_endurance.py --steps neighbours calls --budget 40
 program resolutions 300 extension_endurance.py --steps resolutions
 program pictures 280 pictures.py
-part tests 120 python3 -m pytest -o addopts="" -p no:cacheprovider -q -m "gpu or multigpu" tests
+part tests 200 python3 -m pytest -o addopts="" -p no:cacheprovider -q tests/gpu
 bench dit 240 --preset dit --method $all --kernel auto,cudnn --iterations 6 --repeats 3
 bench qwen-image 60 --model qwen-image --method $all,fast_auto --iterations 8
 bench z-image 50 --model z-image --method $all,fast_auto --iterations 8
@@ -57,7 +57,7 @@ bench wan-1.3b 90 --model wan-1.3b --method $all,fast_auto --iterations 5
 part wrapper 260 bash chitu_diffusion/parallel/cp/fast/test/run_wrapper.sh "$out/wrapper" --cp 2
 mkdir -p "$out/models"
 part models 300 python3 -m tools.benchmarks.fast_cp_frameworks.models --output "$out/models/images.json" \
-    --iterations 2 --model qwen-image-1328 z-image-1024
+    --iterations 4 --model qwen-image-1328 z-image-1024
 part models 300 python3 -m tools.benchmarks.fast_cp_frameworks.models --output "$out/models/wan-14b-720p.json" \
     --iterations 2 --model wan-14b-720p
 part compare 420 python3 -m tools.benchmarks.fast_cp_frameworks.compare --preset dit --limit 400 --output "$out/compare"

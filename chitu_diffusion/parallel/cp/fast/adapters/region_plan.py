@@ -1,7 +1,7 @@
 """The ways in which a region can overlap its projections with the transfer of K and V, in plain values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chitu_diffusion.parallel.cp.fast.attention.planner import Candidate
 from chitu_diffusion.parallel.cp.fast.attention.schedule import LOCAL_FIRST, ONE_SHOT, Schedule
@@ -15,20 +15,24 @@ class RegionPlan(Candidate):
 
     K and V are projected whole, or ``by_group``: a group of heads leaves while the next is projected. ``sends`` groups
     leave one by one; ``schedule`` says whether attention begins with the first of them, when all are there, or at once,
-    with a kernel that waits by itself (its groups are those that are sent). With
-    ``overlapped=False`` it is the session's way instead: everything is projected, then attended to by its own plan.
+    with a kernel that waits by itself (its groups are those that are sent). With ``text_aside`` the text is projected
+    and asks on a stream of its own, not in one kernel with the tokens. With ``overlapped=False`` it is the session's
+    way instead: everything is projected, then attended to by its own plan.
     """
 
     sends: int = 1
     by_group: bool = False
+    text_aside: bool = False
     overlapped: bool = True
 
     @property
     def name(self) -> str:
-        """Short and unique: ``by_group(4)/one_shot/cute``."""
+        """Short and unique: ``by_group(4)/one_shot/cute``, ``whole(2)/fused(2)/cute/text aside``."""
         if not self.overlapped:
             return "project, then attend"
-        return f"{'by_group' if self.by_group else 'whole'}({self.sends})/{self.schedule}/{self.kernel}"
+        projected = "by_group" if self.by_group else "whole"
+        aside = "/text aside" if self.text_aside else ""
+        return f"{projected}({self.sends})/{self.schedule}/{self.kernel}{aside}"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ def candidates(work: RegionWork) -> list[RegionPlan]:
             _plan(kernel, count, pipeline),
             _plan(kernel, count, pipeline, by_group=True),
         ]
+    if work.text_queries:
+        found += [replace(plan, text_aside=True) for plan in found if plan.kernel == kernel and not plan.by_group]
     if work.session_fits:
         found.append(_plan(kernel, 1, ONE_SHOT, overlapped=False))
     return found

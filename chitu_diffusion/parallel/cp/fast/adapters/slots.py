@@ -131,6 +131,7 @@ class Slots:
     ) -> None:
         self._ops, self._num_groups = ops, num_groups
         self._sent, self._waited = 0, set[int]()
+        self._ticket: torch.Tensor | None = None
         self.k, self.v, self.k_slot, self.v_slot = ops.kv_projection_prepare(
             like,
             like.shape[0],
@@ -160,11 +161,13 @@ class Slots:
             self.wait(group)
 
     def ticket(self) -> torch.Tensor:
-        """For a kernel that waits by itself; every group must have been sent. Call ``done`` after it."""
-        return self._ops.projection_ticket(self.k, self.v, tag=TAG)
+        """For kernels that wait by themselves; every group must have been sent. Call ``done`` after the last."""
+        if self._ticket is None:
+            self._ticket = self._ops.projection_ticket(self.k, self.v, tag=TAG)
+        return self._ticket
 
     def done(self) -> None:
-        """The kernel that waits by itself comes before everything else on the current stream."""
+        """The kernels that wait by themselves come before everything else on the current stream."""
         self._ops.projection_done(self.k, self.v, tag=TAG)
 
     def abandon(self) -> None:
