@@ -135,6 +135,28 @@ def test_a_block_that_was_held_up_once_does_not_count() -> None:
     assert model.graphs.told == (GRAPHS,)
 
 
+def test_blocks_that_seemed_long_are_timed_again() -> None:
+    """Another rank, whose host was slow for a while, kept the devices waiting."""
+    recorder = FakeRecorder(blocks_ms=(100.0,), launch_ms=1.0)
+    model = Model(recorder)
+    assert all(model.run(seed) for seed in range(3))  # timed in the second and third
+    recorder.blocks_ms = (1.2,)
+    assert model.run(3)
+    assert model.graphs.told == ("a block takes 100.0 ms, of which the host needs 1.0 to launch it",)
+    assert model.run(4)  # the fifth
+    assert model.graphs.told == (GRAPHS,)
+    assert all(model.run(seed) for seed in (5, 6))
+    assert model.recorder.took() == [*["record", "replay"] * 3, *["replay"] * 3]
+
+
+def test_in_the_end_blocks_that_take_long_are_not_timed_any_more() -> None:
+    model = Model(FakeRecorder(blocks_ms=(100.0,), launch_ms=1.0))
+    assert all(model.run(seed) for seed in range(9))
+    stamps = model.recorder.stamps
+    assert all(model.run(seed) for seed in range(20))
+    assert model.recorder.stamps == stamps == 4 * (1 + 3)  # four forwards of three blocks
+
+
 def test_blocks_that_stay_eager_take_no_memory() -> None:
     model = Model(FakeRecorder(blocks_ms=(100.0,)))
     assert all(model.run(seed) for seed in range(3))

@@ -3,6 +3,7 @@
 At image sizes on several GPUs a block of a diffusion transformer is over in one or two milliseconds, and its sixty or
 so launches take the host as long. Every kind of input is run eagerly once, so that everything is planned and compiled,
 and once more to be timed; blocks that wait for the host are captured in the third forward and replayed from then on.
+Others are timed a few times more.
 
 A graph reads and writes memory that stays: inputs are copied there unless the last block has left them there, and
 outputs are copied out, so that whoever keeps one keeps what it was. Each rank decides for itself: a replay does to
@@ -28,6 +29,9 @@ NEW, TIMED, GRAPHS = "new", "timed", "graphs"
 # of a block's time: where launching takes less, the host keeps ahead of the devices, and a graph would gain nothing.
 # With shares of 0.7 and 0.8, measured in a loop that does nothing else, graphs still gained 2 to 5 % (docs/results)
 LAUNCH_SHARE = 0.5
+# How many forwards have ended before those that are timed once more where blocks have stayed eager for their length:
+# where another rank's host was slow for a while, its devices kept these ones waiting, and blocks seemed long.
+TIMED_AGAIN = (2, 4, 8)
 MOST_KINDS = 8  # of inputs: sizes, and lengths of prompts
 MOST_TURNS = 4  # of the windows at which one block is captured
 
@@ -45,10 +49,17 @@ class _Kind:
     """
 
     state: str = NEW
+    ended: int = 0  # forwards
+    long: bool = False  # whether it stays eager since its blocks take long
     inputs: list[torch.Tensor] = field(default_factory=list)
     made: Any = None  # an output of a block, for its structure: without memory
     outputs: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])  # two sets, written in turn by block after block
     graphs: dict[tuple[int, int, tuple[Source, ...]], list[Recording]] = field(default_factory=dict)
+
+    @property
+    def to_time(self) -> bool:
+        """Whether the blocks of this forward are to be timed."""
+        return self.state == TIMED or (self.long and self.ended in TIMED_AGAIN)
 
     def hold(self, given: Sequence[torch.Tensor]) -> None:
         """Take the memory that graphs read and write."""
@@ -136,11 +147,15 @@ class BlockGraphs:
 
     def end(self) -> None:
         """It has ended."""
-        kind = self._met
-        if kind is not None and kind.state == NEW:
-            kind.state = TIMED
-        elif kind is not None and kind.state == TIMED and self._stamps:
-            kind.state = self._unfit() or self._too_long() or GRAPHS
+        if (kind := self._met) is not None:
+            if kind.state == NEW:
+                kind.state = TIMED
+            elif kind.to_time and self._stamps:
+                unfit = self._unfit()
+                too_long = None if unfit else self._too_long()
+                kind.long = too_long is not None
+                kind.state = unfit or too_long or GRAPHS
+            kind.ended += 1
         self._forget()
 
     def close(self) -> None:
@@ -171,7 +186,7 @@ class BlockGraphs:
         kind = self._kind_of((args, kwargs)) if self._off is None else None
         if kind is not None and kind.state == GRAPHS:
             return self._by_graph(kind, index, forward, (args, kwargs))
-        if kind is None or kind.state != TIMED:
+        if kind is None or not kind.to_time:
             return forward(*args, **kwargs)
         return self._timed(kind, index, forward, (args, kwargs))
 
