@@ -148,12 +148,14 @@ def _lead(rows: Sequence[MethodRow]) -> float:
 
 
 def _measured(results: Sequence[Result]) -> Iterator[str]:
-    """One line for every shape: calls in a row, and what the model says of the schedule that ran."""
+    """One line for every shape at which all three ran by CuTe: calls in a row, and the model of what ran."""
     shapes: dict[tuple[int, int], dict[str, Result]] = {}
     for result in results:
         if result.implementation and result.implementation.attention_plan.kernel == "cute":
             shapes.setdefault((result.case.heads, result.case.sequence), {})[result.case.method] = result
     for (heads, sequence), found in shapes.items():
+        if not {"single", "fast_agkv", "fast_ulysses"} <= found.keys():
+            continue
         ours = [found[name] for name in ("single", "fast_agkv", "fast_ulysses")]
         took = max(result.speedup_back_to_back or 0.0 for result in ours)
         foretold = modelled(GPUS[0].hardware, sequence, 2, heads).rows[0].speedup

@@ -5,9 +5,10 @@ SMs, and waits where its keys are not there yet. tests/unit/test_cost.py holds i
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from itertools import accumulate, pairwise
 
 from chitu_diffusion.parallel.cp.fast.attention.hardware import ELEMENT_BYTES, H200, TILE_ROWS, Hardware
@@ -87,17 +88,26 @@ def estimate_s(work: Work, schedule: Schedule, hardware: Hardware = H200) -> flo
 
 
 def _fused_s(work: Work, bounds: Sequence[float], sent: Sequence[float], hardware: Hardware) -> float:
-    """One kernel whose tiles wait each for its own group of heads, after the keys that are there: a wave whose last
-    head has not come is held up, and what comes behind it with it. ``bounds``: shares of the heads before each group.
+    """One kernel whose tiles wait each for its own group of heads, after the keys that are there; an SM takes the next
+    tile when it has done with one. ``bounds``: shares of the heads before each group.
     """
     rate, tiles = hardware.kernel_rate(work.flops), work.tiles(work.num_heads)
     whole, own = (hardware.tile_s(work.tile_flops(keys), rate) for keys in (work.kv_rows, work.least_own_rows))
-    now = hardware.signal_s  # all ranks have begun
-    for wave in range(math.ceil(tiles / hardware.num_sms)):
-        last = min((wave + 1) * hardware.num_sms / tiles, 1.0)
-        group = min(bisect_left(bounds, last, 1), len(sent)) - 1
-        now = max(now + own, hardware.signal_s + sent[group]) + whole - own
-    return now + hardware.launch_s
+    free = [hardware.signal_s] * min(hardware.num_sms, tiles)  # all ranks have begun
+    for tile in range(tiles):
+        if free[0] + own >= hardware.signal_s + sent[-1]:
+            return _end_of(free, tiles - tile, whole) + hardware.launch_s
+        group = min(bisect_right(bounds, tile / tiles) - 1, len(sent) - 1)
+        there = max(free[0] + own, hardware.signal_s + sent[group])
+        heapreplace(free, there + whole - own)
+    return max(free, default=hardware.signal_s) + hardware.launch_s
+
+
+def _end_of(free: Sequence[float], tiles: int, tile_s: float) -> float:
+    """When SMs have done that many tiles which wait for nothing, from when each of them is ``free``."""
+    each, further = divmod(tiles, len(free))
+    early = sorted(free)[:further]
+    return max(max(free) + each * tile_s, early[-1] + (each + 1) * tile_s if early else 0.0)
 
 
 def _with_way_back(work: Work, shares: Sequence[float], ends: Sequence[float], hardware: Hardware) -> float:
