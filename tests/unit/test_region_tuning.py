@@ -45,3 +45,20 @@ def test_without_a_recorder_regions_are_timed_as_they_are(monkeypatch: pytest.Mo
 
 def test_a_region_that_cannot_be_recorded_is_timed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(monkeypatch, 1.0, FakeRecorder(fails=True)) == ({"a", "b"}, [])
+
+
+@pytest.mark.parametrize("text", [None, 1.0, 1.05], ids=str)
+def test_the_output_for_the_text_is_compared_too(monkeypatch: pytest.MonkeyPatch, text: float | None) -> None:
+    control: Any = Alone()
+    tuner = RegionTuner(control, torch.device("cpu"), lambda: None)
+    monkeypatch.setattr(tuner, "_timed", lambda run: (run(), 1.0)[1])
+    ones = torch.ones(2)
+    told = tuner.measure(
+        {
+            "a": lambda: (ones, None if text is None else ones),
+            "b": lambda: (ones, None if text is None else text * ones),
+        },
+        {},
+    )[0]
+    wrong = "its output for the text differs from the first candidate's by 5.0e-02, relative"
+    assert told == {"a": 1.0, "b": wrong if text == 1.05 else 1.0}

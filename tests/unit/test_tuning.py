@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from chitu_diffusion.parallel.cp import tuning
+from chitu_diffusion.parallel.cp import rounds, tuning
 from chitu_diffusion.parallel.cp.call import Call
 from chitu_diffusion.parallel.cp.config import Choice
 from chitu_diffusion.parallel.cp.errors import UnavailableError
@@ -163,6 +163,22 @@ def test_the_ranks_run_the_same_calls_in_turn_however_fast_they_are(machine: Mac
     assert machine.called[0] == machine.called[1]
     last = machine.called[0][-2 * (len(names) - 1) :]  # without the one that cannot win
     assert sorted(last) == sorted([names[0], *names[2:]] * 2)
+
+
+@pytest.mark.parametrize(("ms", "calls"), [(0.0, 4), (0.4, 4), (0.7, 2), (1.9, 1), (2.1, 1), (200.0, 1)])
+def test_short_calls_are_timed_in_a_row(machine: Machine, ms: float, calls: int) -> None:
+    """As many on a rank where they take longer, and told one by one."""
+    machine.on(names[0], 0, ms=ms)
+    machine.on(names[0], 1, ms=ms + 10)
+    first, second = machine.measure([FIRST])
+    assert first == second == [{names[0]: pytest.approx(ms)}, {names[0]: pytest.approx(ms + 10)}]
+    assert machine.called[0] == machine.called[1]
+    timed = len(machine.called[0]) - tuning.WARM_CALLS - 1
+    assert timed % calls == 0
+    assert timed // calls in range(
+        rounds.FEWEST_FIRST + rounds.FEWEST_ROUNDS, rounds.MOST_FIRST + rounds.MOST_ROUNDS + 1
+    )
+    assert calls == tuning.calls_in_a_row(ms)
 
 
 def test_a_kernel_that_fails_on_one_rank_is_called_on_none(machine: Machine) -> None:

@@ -1,7 +1,7 @@
 """Measuring the ways to run a region on the real block, on all ranks together and in one order."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -53,25 +53,24 @@ class RegionTuner:
         return self._control.gather(times, PATIENCE_S)
 
     def _warm_up(self, trials: Mapping[str, Run], warm_calls: Mapping[str, int]) -> Failures:
-        """Run every trial some times, and compare its output with the first one's."""
+        """Run every trial some times, and compare its outputs with the first one's."""
         failures: Failures = {}
-        reference: torch.Tensor | None = None
+        reference: list[torch.Tensor] | None = None
         not_finite: list[str] = []
         for name, run in trials.items():
-            out: torch.Tensor | None = None
+            made: list[torch.Tensor] = []
             try:
                 for _ in range(warm_calls.get(name, WARM_CALLS)):
-                    out = None  # its memory is what the next call gets: graphs are kept by addresses
-                    out = run()[0]
+                    made = []  # its memory is what the next call gets: graphs are kept by addresses
+                    made = [out for out in run() if out is not None]
             except Exception as error:  # whatever a kernel or its compiler raises is this trial's failure
                 failures[name] = first_line(error)
                 continue
-            assert out is not None
-            if not bool(out.isfinite().all()):
+            if not all(bool(out.isfinite().all()) for out in made):
                 not_finite.append(name)
             elif reference is None:
-                reference = out.to(torch.float32, copy=True)
-            elif problem := difference(out, reference):
+                reference = [out.to(torch.float32, copy=True) for out in made]
+            elif problem := difference(made, reference):
                 failures[name] = problem
         if reference is not None:  # else it lies in the hidden states
             failures |= dict.fromkeys(not_finite, "its output is not finite")
@@ -118,10 +117,11 @@ class RegionTuner:
         return float(begin.elapsed_time(end))
 
 
-def difference(out: torch.Tensor, reference: torch.Tensor) -> str | None:
-    """Why ``out`` cannot be another rounding of ``reference``, or None."""
-    off = torch.linalg.vector_norm(out.float() - reference)
-    relative = float(off / torch.linalg.vector_norm(reference).clamp_min(1e-30))
-    if relative <= LARGEST_DIFFERENCE:
-        return None
-    return f"its output differs from the first candidate's by {relative:.1e}, relative"
+def difference(made: Sequence[torch.Tensor], reference: Sequence[torch.Tensor]) -> str | None:
+    """Why what was ``made`` for the tokens, and for the text, cannot be another rounding of ``reference``, or None."""
+    for out, wanted, whose in zip(made, reference, ("", " for the text"), strict=False):
+        off = torch.linalg.vector_norm(out.float() - wanted)
+        relative = float(off / torch.linalg.vector_norm(wanted).clamp_min(1e-30))
+        if not relative <= LARGEST_DIFFERENCE:  # NaN too
+            return f"its output{whose} differs from the first candidate's by {relative:.1e}, relative"
+    return None
