@@ -99,6 +99,15 @@ def test_options_go_to_the_build_and_a_named_toolkit_needs_no_compiler_wheels(re
     assert "uv sync --inexact" in repository.log
 
 
+def test_wrong_usage_is_told_before_anything_is_fetched(repository: Repository) -> None:
+    shutil.copytree(ROOT / "tools/install", repository.root / "tools/install", dirs_exist_ok=True)
+    shutil.copy(ROOT / "tools/__init__.py", repository.root / "tools/__init__.py")
+    code, said = repository.setup("--architectures", "80")
+    assert code == 2
+    assert "invalid choice: 80 (choose from 90, 120)" in said
+    assert not (repository.home / "log").exists()
+
+
 @pytest.mark.parametrize("code", [1, 2, 3])
 def test_a_build_that_fails_ends_it_with_the_same_code(repository: Repository, code: int) -> None:
     write(repository.home / "build-code", str(code))

@@ -62,6 +62,9 @@ for argument in "$@"; do
     esac
 done
 
+# wrong usage before anything is fetched, where some Python is there: the build's own parser, which --help ends
+complaint=$(python3 "$build" "$@" --help 2>&1 > /dev/null) || if [ $? -eq 2 ]; then printf '%s\n' "$complaint" >&2 && exit 2; fi
+
 # 1. environment
 uv=$(bash "$root/tools/uv.sh") || { say "no uv; the message above says what to do" && exit 3; }
 groups=()
