@@ -37,6 +37,7 @@ class Repository:
         (self.root / "tools/install").mkdir(parents=True)
         for name in ("tools/uv.sh", "tools/install/setup_fast_cp.sh", "tools/install/fast_cp_env.sh"):
             shutil.copy(ROOT / name, self.root / name)
+        write(self.root / "tools/install/build_fast_cp.py")  # run by the environment's Python, which is a stand-in
         write(self.root / "pyproject.toml", '    "nvidia-nvshmem-cu13==3.4.5",\n')
         write(self.packages / "torch/x")
         write(self.packages / "nvidia/nvshmem/include/nvshmem.h")
