@@ -15,20 +15,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
 from chitu_diffusion.parallel.cp.fast.adapters.block_guard import Kept, why_not
+from chitu_diffusion.parallel.cp.fast.adapters.block_times import BlockTimes
 from chitu_diffusion.parallel.cp.fast.adapters.block_values import NotPlainError, mapped, shape_of, tensors_of
 from chitu_diffusion.parallel.cp.recorder import NotRecordedError, Recorder, Recording
 
 NEW, TIMED, GRAPHS = "new", "timed", "graphs"
-# of a block's time: where launching takes less, the host keeps ahead of the devices, and a graph would gain nothing.
-# With shares of 0.7 and 0.8, measured in a loop that does nothing else, graphs still gained 2 to 5 % (docs/results)
-LAUNCH_SHARE = 0.5
 # How many forwards have ended before those that are timed once more where blocks have stayed eager for their length:
 # where another rank's host was slow for a while, its devices kept these ones waiting, and blocks seemed long.
 TIMED_AGAIN = (2, 4, 8)
@@ -118,8 +115,7 @@ class BlockGraphs:
         self._version = -1  # of what graphs could be captured on
         self._off: str | None = "no forward has begun"
         self._met: _Kind | None = None  # by the last block that ran
-        self._stamps: list[Any] = []  # of the device: before the first block that is timed, and behind each
-        self._launched_ms: list[float] = []  # of the host, block by block
+        self._times = BlockTimes(recorder)  # of this forward
         self._copied: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
         self._left: _Left | None = None
 
@@ -150,9 +146,9 @@ class BlockGraphs:
         if (kind := self._met) is not None:
             if kind.state == NEW:
                 kind.state = TIMED
-            elif kind.to_time and self._stamps:
+            elif kind.to_time and self._times:
                 unfit = self._unfit()
-                too_long = None if unfit else self._too_long()
+                too_long = None if unfit else self._times.too_long()
                 kind.long = too_long is not None
                 kind.state = unfit or too_long or GRAPHS
             kind.ended += 1
@@ -164,23 +160,10 @@ class BlockGraphs:
         self._kinds.clear()
         self._kept = None
 
-    def _too_long(self) -> str | None:
-        """Why the blocks of this forward, which have been timed, need no graphs."""
-        # not the median: a full queue of launches holds the host up in the later blocks, and what a session does once
-        # for its shape, as capturing its attention, holds up both
-        ms, launch_ms = (
-            sorted(each)[len(each) // 4]
-            for each in ([self._recorder.elapsed_ms(*pair) for pair in pairwise(self._stamps)], self._launched_ms)
-        )
-        if launch_ms >= LAUNCH_SHARE * ms:
-            return None
-        return f"a block takes {ms:.1f} ms, of which the host needs {launch_ms:.1f} to launch it"
-
     def _forget(self) -> None:
         self._met = self._left = None
         self._copied.clear()
-        self._stamps.clear()
-        self._launched_ms.clear()
+        self._times.clear()
 
     def _call(self, index: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
         kind = self._kind_of((args, kwargs)) if self._off is None else None
@@ -188,16 +171,11 @@ class BlockGraphs:
             return self._by_graph(kind, index, forward, (args, kwargs))
         if kind is None or not kind.to_time:
             return forward(*args, **kwargs)
-        return self._timed(kind, index, forward, (args, kwargs))
+        return self._timed(kind, forward, (args, kwargs))
 
-    def _timed(self, kind: _Kind, index: int, forward: Forward, inputs: Any) -> Any:
+    def _timed(self, kind: _Kind, forward: Forward, inputs: Any) -> Any:
         args, kwargs = inputs
-        if not self._stamps:
-            self._stamps.append(self._recorder.stamp())
-        before_ms = self._recorder.host_ms()
-        made = forward(*args, **kwargs)
-        self._launched_ms.append(self._recorder.host_ms() - before_ms)
-        self._stamps.append(self._recorder.stamp())
+        made = self._times.timed(partial(forward, *args, **kwargs))
         if kind.made is None:
             kind.made = mapped(made, partial(torch.empty_like, device="meta"))
         return made
