@@ -40,11 +40,18 @@ def names(found: list[Candidate]) -> list[str]:
 
 @given(works)
 def test_the_simplest_schedule_comes_first(work: Work) -> None:
-    found = schedules(work, local=work.method == "agkv")
+    """That with the fewest kernels; a merge is one more."""
+    found = schedules(work, local=work.method == "agkv", fused=work.method == "agkv")
     assert found[0] == ONE_SHOT
     assert len(found) == len(set(found))
-    complexities = [(len(set(s.groups)) > 1, len(s.groups)) for s in found]
-    assert complexities == sorted(complexities)
+    kernels = [(len(set(s.groups)) > 1, 1 if s.fused else len(s.groups) + s.local_first) for s in found]
+    assert kernels == sorted(kernels)
+
+
+def test_what_rounds_no_parts_is_simpler_than_what_does() -> None:
+    found = [str(schedule) for schedule in schedules(agkv(), local=True, fused=True)]
+    order = [found.index(name) for name in ("one_shot", "fused(2)", "fused(8)", "head_pipeline(2)", "local_first")]
+    assert order == sorted(order)
 
 
 @given(works)

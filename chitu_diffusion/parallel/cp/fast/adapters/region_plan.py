@@ -53,8 +53,6 @@ def candidates(work: RegionWork) -> list[RegionPlan]:
     kernel = work.kernels[0]
     found = [_plan(kernel, 1, ONE_SHOT)]
     found += [_plan(other, 1, ONE_SHOT) for other in work.kernels[1:2]]  # a check on the preference
-    if kernel in work.with_lse and not work.text_queries and work.least_own_rows:
-        found.append(_plan(kernel, 1, LOCAL_FIRST))
     for count in (n for n in GROUPS if n <= work.num_heads):
         pipeline, fused = Schedule((1,) * count), Schedule((1,) * count, fused=True)
         if kernel in work.waiting and work.least_own_rows:
@@ -64,6 +62,8 @@ def candidates(work: RegionWork) -> list[RegionPlan]:
             _plan(kernel, count, pipeline),
             _plan(kernel, count, pipeline, by_group=True),
         ]
+    if kernel in work.with_lse and not work.text_queries and work.least_own_rows:
+        found.append(_plan(kernel, 1, LOCAL_FIRST))  # last: others that are as fast round no parts
     if work.text_queries:
         found += [replace(plan, text_aside=True) for plan in found if plan.kernel == kernel and not plan.by_group]
     if work.session_fits:

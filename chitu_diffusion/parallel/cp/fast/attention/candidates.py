@@ -47,8 +47,11 @@ def schedules(work: Work, local: bool, hardware: Hardware = PRUNING, fused: bool
     return [ONE_SHOT, *sorted(dict.fromkeys(found), key=_complexity)]
 
 
-def _complexity(schedule: Schedule) -> tuple[bool, int, bool]:
-    return len(set(schedule.groups)) > 1, len(schedule.groups), schedule.local_first or schedule.fused
+def _complexity(schedule: Schedule) -> tuple[bool, int, bool, int]:
+    """One kernel before several, and a merge, which rounds partial outputs, behind what does without."""
+    groups = len(schedule.groups)
+    kernels = 1 if schedule.fused else groups + schedule.local_first
+    return len(set(schedule.groups)) > 1, kernels, schedule.local_first, groups
 
 
 def _pipelines(work: Work) -> Iterator[Schedule]:
