@@ -3,6 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
+
+import pytest
+import torch
 
 
 @dataclass
@@ -21,6 +25,15 @@ class Streams:
     def __post_init__(self) -> None:
         self.main, self.side = Stream("main", self.log), Stream("side", self.log)
         self.current = self.main
+
+    @classmethod
+    def put(cls, monkeypatch: pytest.MonkeyPatch, module: ModuleType, side: str) -> "Streams":
+        """In the place of torch's; ``side`` is the function of ``module`` that gives the stream beside the current."""
+        found = cls()
+        monkeypatch.setattr(module, side, lambda device: found.side)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found.current)
+        monkeypatch.setattr(torch.cuda, "stream", found.switch)
+        return found
 
     def launch(self, what: str) -> None:
         self.log.append(f"{what} on {self.current.name}")

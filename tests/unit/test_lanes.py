@@ -12,11 +12,7 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    found = Streams()
-    monkeypatch.setattr(module, "_side_stream", lambda device: found.side)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found.current)
-    monkeypatch.setattr(torch.cuda, "stream", found.switch)
-    return found
+    return Streams.put(monkeypatch, module, "_side_stream")
 
 
 def test_the_streams_take_turns_between_a_fork_and_a_join(streams: Streams) -> None:

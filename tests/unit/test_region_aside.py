@@ -25,11 +25,7 @@ HEAD_DIM = 8
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
-    found = Streams()
-    monkeypatch.setattr(module, "_stream", lambda device: found.side)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: found.current)
-    monkeypatch.setattr(torch.cuda, "stream", found.switch)
-    return found
+    return Streams.put(monkeypatch, module, "_stream")
 
 
 def test_aside_follows_the_current_stream_and_is_joined(streams: Streams) -> None:

@@ -97,8 +97,8 @@ class Tuner:
             run.failures.setdefault(trial.candidate.name, "its output is not finite, and its inputs are")
         elif run.reference is None:
             run.reference = out.to(torch.float32, copy=True)
-        else:
-            _compare(out, run.reference, trial, run.failures)
+        elif problem := difference(out, run.reference):
+            run.failures.setdefault(trial.candidate.name, problem)
 
     def _timed(self, trial: Trial, run: _Measuring, calls: int = 1) -> float:
         """Milliseconds of one of ``calls`` in a row that all ranks begin together, with what the host needs for it."""
@@ -154,10 +154,10 @@ def _try_kernels(trials: Sequence[Trial], inputs: Inputs) -> Failures:
     return failures
 
 
-def _compare(out: torch.Tensor, reference: torch.Tensor, trial: Trial, failures: Failures) -> None:
-    difference = torch.linalg.vector_norm(out.float() - reference)
-    relative = float(difference / torch.linalg.vector_norm(reference).clamp_min(1e-30))
-    if not relative <= LARGEST_DIFFERENCE:  # NaN too
-        failures.setdefault(
-            trial.candidate.name, f"its output differs from the first candidate's by {relative:.1e}, relative"
-        )
+def difference(out: torch.Tensor, reference: torch.Tensor, whose: str = "") -> str | None:
+    """Why ``out`` cannot be another rounding of ``reference``, or None; ``whose`` it is stands behind "its output"."""
+    off = torch.linalg.vector_norm(out.float() - reference)
+    relative = float(off / torch.linalg.vector_norm(reference).clamp_min(1e-30))
+    if relative <= LARGEST_DIFFERENCE:  # not where it is NaN
+        return None
+    return f"its output{whose} differs from the first candidate's by {relative:.1e}, relative"

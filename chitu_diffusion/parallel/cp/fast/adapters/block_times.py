@@ -7,7 +7,7 @@ from typing import Any
 from chitu_diffusion.parallel.cp.recorder import Recorder
 
 # of a block's time: where launching takes less, the host keeps ahead of the devices, and a graph would gain nothing.
-# With shares of 0.7 and 0.8, measured in a loop that does nothing else, graphs still gained 2 to 5 % (docs/results)
+# With shares of 0.7 and 0.8, in a loop that does nothing else, graphs still gained 2 to 5 % (docs/results/NOTES.md)
 LAUNCH_SHARE = 0.5
 
 

@@ -10,7 +10,7 @@ from chitu_diffusion.parallel.cp.errors import first_line
 from chitu_diffusion.parallel.cp.fast.adapters.region_run import Outputs
 from chitu_diffusion.parallel.cp.recorder import NotRecordedError, Recorder, Recording
 from chitu_diffusion.parallel.cp.rounds import Times, in_rounds
-from chitu_diffusion.parallel.cp.tuning import LARGEST_DIFFERENCE, PATIENCE_S
+from chitu_diffusion.parallel.cp.tuning import PATIENCE_S, difference
 
 WARM_CALLS = 2
 LONGEST_RECORDED_MS = 8.0  # a longer region hides its launch, and its memory need not be taken twice
@@ -70,7 +70,7 @@ class RegionTuner:
                 not_finite.append(name)
             elif reference is None:
                 reference = [out.to(torch.float32, copy=True) for out in made]
-            elif problem := difference(made, reference):
+            elif problem := _differences(made, reference):
                 failures[name] = problem
         if reference is not None:  # else it lies in the hidden states
             failures |= dict.fromkeys(not_finite, "its output is not finite")
@@ -117,11 +117,7 @@ class RegionTuner:
         return float(begin.elapsed_time(end))
 
 
-def difference(made: Sequence[torch.Tensor], reference: Sequence[torch.Tensor]) -> str | None:
-    """Why what was ``made`` for the tokens, and for the text, cannot be another rounding of ``reference``, or None."""
-    for out, wanted, whose in zip(made, reference, ("", " for the text"), strict=False):
-        off = torch.linalg.vector_norm(out.float() - wanted)
-        relative = float(off / torch.linalg.vector_norm(wanted).clamp_min(1e-30))
-        if not relative <= LARGEST_DIFFERENCE:  # NaN too
-            return f"its output{whose} differs from the first candidate's by {relative:.1e}, relative"
-    return None
+def _differences(made: Sequence[torch.Tensor], reference: Sequence[torch.Tensor]) -> str | None:
+    """Why what was ``made`` for the tokens, or else for the text, cannot be another rounding of ``reference``."""
+    told = (difference(*each) for each in zip(made, reference, ("", " for the text"), strict=False))
+    return next((problem for problem in told if problem), None)
