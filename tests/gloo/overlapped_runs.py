@@ -15,7 +15,7 @@ from chitu_diffusion.parallel.cp.fast.adapters.paths import Paths, SessionPath
 from chitu_diffusion.parallel.cp.fast.adapters.region_plan import RegionPlan, RegionWork, candidates
 from chitu_diffusion.parallel.cp.plan_cache import PlanCache
 from tests.gloo.adapter_runs import run_case
-from tests.gloo.region_fake import FakeSlots, kept_nowhere
+from tests.gloo.region_fake import FakeSlots, KeptInMemory
 from tests.support.pool import Worker
 from tests.support.tiny_models import Case
 
@@ -39,7 +39,7 @@ def use_overlapped(adapter: Adapter, ops: FakeSlots, cache: PlanCache | None = N
     """Let an adapter over gloo run its regions over the windows of ``ops``."""
     session = adapter.session
     paths = Paths(
-        [OverlappedPath(session, ops, ops.meet, POOL, cache or kept_nowhere()), SessionPath(session)], quiet=True
+        [OverlappedPath(session, ops, ops.meet, POOL, cache or KeptInMemory()), SessionPath(session)], quiet=True
     )
     adapter.region = paths
     return paths

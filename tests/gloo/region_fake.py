@@ -4,8 +4,8 @@ Rows are NaN until they are written or waited for, a window is NaN again when th
 leaves is what had been written when it was sent.
 """
 
-import tempfile
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from chitu_diffusion.parallel.cp.fast.adapters.slots import Windows
 from chitu_diffusion.parallel.cp.fast.attention.schedule import head_groups
-from chitu_diffusion.parallel.cp.plan_cache import PlanCache
+from chitu_diffusion.parallel.cp.plan_cache import PlanCache, Question
 
 LARGEST_GROUPS, ROUNDS = 64, 100_000
 _sending: list[Any] = []  # gloo drops a message whose handle is gone, and a rank may end before its peer has received
@@ -154,6 +154,17 @@ class FakeSlots:
         return use.number % ROUNDS * LARGEST_GROUPS + group
 
 
-def kept_nowhere() -> PlanCache:
-    """A cache that finds nothing of earlier tests."""
-    return PlanCache(Path(tempfile.mkdtemp(prefix="region-plans-")))
+class KeptInMemory(PlanCache):
+    """Finds nothing of earlier tests, and leaves nothing to later ones."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+        self._kept: dict[str, dict[str, float]] = {}
+
+    def find(self, question: Question, names: Collection[str]) -> dict[str, float] | None:
+        """What was kept for ``question``; the candidates' names are part of that."""
+        return self._kept.get(json.dumps(question, sort_keys=True))
+
+    def keep(self, question: Question, used: str, measured_ms: Mapping[str, float]) -> None:
+        """In this process only."""
+        self._kept[json.dumps(question, sort_keys=True)] = {used: measured_ms[used]} | dict(measured_ms)

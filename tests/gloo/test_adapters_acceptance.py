@@ -20,7 +20,7 @@ from chitu_diffusion.parallel.cp.fast.test.report import Record
 from chitu_diffusion.parallel.cp.fast.test.rows import ROWS, Case
 from chitu_diffusion.parallel.cp.session import CPSession
 from tests.gloo.overlapped_runs import PLANS, Unmoved, only
-from tests.gloo.region_fake import FakeSlots, kept_nowhere
+from tests.gloo.region_fake import FakeSlots, KeptInMemory
 from tests.gloo.test_adapters_wrong_results_show import own_keys_only
 from tests.support.pool import SIZE, Worker, pool
 
@@ -53,7 +53,7 @@ def over_fake(ops: type[FakeSlots]) -> AbstractContextManager[Any]:
 
     def open_fast(config: CPConfig, origin: CPSession, pool_bytes: int, ends: Any) -> backend.Backend:
         fake = ops(origin.group)
-        path = OverlappedPath(origin, fake, fake.meet, pool_bytes, kept_nowhere())
+        path = OverlappedPath(origin, fake, fake.meet, pool_bytes, KeptInMemory())
         return backend.Backend(Choice("fast", "fast", "asked for"), origin, (path, SessionPath(origin)))
 
     return mock.patch.object(backend, "_open_fast", open_fast)

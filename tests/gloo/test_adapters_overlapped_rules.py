@@ -20,7 +20,7 @@ from chitu_diffusion.parallel.cp.session import CPSession
 from tests.gloo.adapter_runs import one_process, run_case
 from tests.gloo.checks import error
 from tests.gloo.overlapped_runs import LIMIT, PLANS, POOL, Unmoved, few_rounds, only, use_overlapped
-from tests.gloo.region_fake import FakeSlots, kept_nowhere
+from tests.gloo.region_fake import FakeSlots, KeptInMemory
 from tests.support.pool import RankError, Worker, pool
 from tests.support.tiny_models import Case, inputs_for, model_for, output
 
@@ -124,7 +124,7 @@ def reasons(worker: Worker) -> dict[str, str | None]:
         ("dtype", replace(served, tokens=replace(served.tokens, hidden=served.tokens.hidden.double())), CPConfig()),
     ):
         ops = FakeSlots(worker.group)
-        found[name] = OverlappedPath(alone or worker.session(config), ops, ops.meet, POOL, kept_nowhere()).why_not(call)
+        found[name] = OverlappedPath(alone or worker.session(config), ops, ops.meet, POOL, KeptInMemory()).why_not(call)
     return found
 
 

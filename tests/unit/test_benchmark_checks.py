@@ -110,11 +110,21 @@ def test_calls_take_the_sets_in_turn_and_warm_up_does_not_count() -> None:
     seen: list[int] = []
     calls = [partial(seen.append, i) for i in range(3)]
     sample = Stopwatch(CPU).repeat(calls, Plan(warmup=2, iterations=4, together=False, limit_s=1))
-    assert seen == [i % 3 for i in range(2 + 4 + 4)]
+    assert seen == [i % 3 for i in range(2 + 4 + sample.calls_in_a_row)]
+    assert sample.calls_in_a_row == timing.MOST_IN_A_ROW  # they take next to nothing
     assert 0 <= sample.median_ms < 100
     seen.clear()
     Stopwatch(CPU).median_ms(calls, Plan(warmup=2, iterations=4, together=False, limit_s=1))
     assert seen == [i % 3 for i in range(2 + 4)]
+
+
+@pytest.mark.parametrize(
+    ("single_ms", "least", "calls"), [(0.0, 4, 100), (0.25, 4, 80), (5.0, 4, 4), (6.0, 5, 5), (40.0, 3, 3)]
+)
+def test_short_calls_are_timed_in_a_row_so_often_that_the_first_launch_does_not_show(
+    single_ms: float, least: int, calls: int
+) -> None:
+    assert timing.calls_in_a_row(single_ms, least) == calls
 
 
 def test_every_set_is_warmed_as_often_as_its_plan_needs() -> None:
@@ -123,17 +133,19 @@ def test_every_set_is_warmed_as_often_as_its_plan_needs() -> None:
     plan = Plan(warmup=3, iterations=1, together=False, limit_s=1, warm_calls_per_set=4)
     Stopwatch(CPU).median_ms(calls, plan)
     assert [seen[:-1].count(i) for i in range(5)] == [4] * 5
-    assert timing.summarise([[Sample(1, 1)]], plan, "x", 5, 1).warmup == 20
+    assert timing.summarise([[Sample(1, 1, 20)]], plan, "x", 5, 1).warmup == 20
 
 
 def test_the_slowest_rank_decides_and_the_spread_is_that_of_the_repeats() -> None:
-    repeats = [[Sample(1, 1), Sample(3, 2)], [Sample(2, 1), Sample(1, 1)], [Sample(4, 3), Sample(4, 5)]]
+    measured = [[(1, 1), (3, 2)], [(2, 1), (1, 1)], [(4, 3), (4, 5)]]
+    repeats = [[Sample(*of_rank, 20) for of_rank in of_repeat] for of_repeat in measured]
     timed = timing.summarise(repeats, Plan(1, 2, True, 1), "perf_counter", 3, 10)
     assert timed.repeats_ms == (3, 2, 4)
     assert (timed.median_ms, timed.min_ms, timed.max_ms, timed.back_to_back_ms) == (3, 2, 4, 2)
     assert timed.relative_spread == pytest.approx(2 / 3)
     assert timed.ranks_timed == (0, 1)
-    alone = timing.summarise([[Sample(1, 1), None]], Plan(1, 2, False, 1), "perf_counter", 1, 10)
+    assert timed.calls_in_a_row == 20
+    alone = timing.summarise([[Sample(1, 1, 20), None]], Plan(1, 2, False, 1), "perf_counter", 1, 10)
     assert alone.ranks_timed == (0,)
 
 

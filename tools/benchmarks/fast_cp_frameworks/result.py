@@ -112,7 +112,8 @@ class Timing(_Model):
     back_to_back_ms: float = Field(description="mean of calls without a barrier between them; median of the repeats")
     clock: str = Field(description="cuda events or perf_counter")
     warmup: int = Field(description="calls before the first that counts, in every repeat")
-    iterations: int
+    iterations: int = Field(description="single calls of a repeat")
+    calls_in_a_row: int | None = Field(default=None, description="of a repeat; None in older files: as many as single")
     ranks_timed: tuple[int, ...]
     input_sets: int = Field(description="sets of tensors that the calls take in turn, so that no cache holds them")
     input_bytes: int = Field(description="bytes of all these sets on one rank")

@@ -15,6 +15,8 @@ from tools.benchmarks.fast_cp_frameworks.result import Timing
 
 CPU_CACHE_BYTES = 2**25  # torch reports no cache size for CPUs; most cores reach less than this
 MOST_SETS = 64
+# Calls in a row: the launch of the first, up to 0.1 ms, should not show in their mean.
+IN_A_ROW_MS, MOST_IN_A_ROW = 20.0, 100
 
 
 # one call for each set of inputs, which the calls take in turn
@@ -41,10 +43,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sample:
-    """One repeat on one rank: the median of single calls, and the mean of calls in a row."""
+    """One repeat on one rank: the median of single calls, and the mean of so many calls in a row."""
 
     median_ms: float
     back_to_back_ms: float
+    calls_in_a_row: int
 
 
 class Stopwatch:
@@ -59,9 +62,10 @@ class Stopwatch:
         """Warm up, then time single calls, then calls in a row."""
         turns = cycle(calls)
         median = self._single_calls(turns, plan.warm_calls(len(calls)), plan)
+        count = self._calls_in_a_row(median, plan)
         self._barrier(plan)
-        together = self._time(lambda: _make(turns, plan.iterations), plan.limit_s * plan.iterations)
-        return Sample(median, together / plan.iterations)
+        together = self._time(lambda: _make(turns, count), plan.limit_s * count)
+        return Sample(median, together / count, count)
 
     def median_ms(self, calls: Calls, plan: Plan) -> float:
         """Warm up, then time single calls."""
@@ -74,6 +78,13 @@ class Stopwatch:
             self._barrier(plan)
             singles.append(self._time(lambda: _make(turns, 1), plan.limit_s))
         return statistics.median(singles)
+
+    def _calls_in_a_row(self, single_ms: float, plan: Plan) -> int:
+        """The same on all ranks that call together."""
+        count = torch.tensor([calls_in_a_row(single_ms, plan.iterations)], device=self.device)
+        if plan.together:
+            dist.all_reduce(count, dist.ReduceOp.MAX, group=self._group)
+        return int(count)
 
     def _barrier(self, plan: Plan) -> None:
         """The ranks leave within some microseconds of each other, with nothing left to do on the device."""
@@ -98,6 +109,11 @@ class Stopwatch:
 def _make(turns: Iterator[Callable[[], object]], count: int) -> None:
     for _ in range(count):
         next(turns)()
+
+
+def calls_in_a_row(single_ms: float, least: int) -> int:
+    """How many calls that take ``single_ms`` one by one are timed in a row, at least ``least``."""
+    return max(least, min(MOST_IN_A_ROW, math.ceil(IN_A_ROW_MS / max(single_ms, 1e-3))))
 
 
 def sets_needed(set_bytes: int, beside_bytes: int, cache_bytes: int, free_bytes: int) -> int:
@@ -135,6 +151,7 @@ def summarise(repeats: Sequence[Sequence[Sample | None]], plan: Plan, clock: str
         clock=clock,
         warmup=plan.warm_calls(sets),
         iterations=plan.iterations,
+        calls_in_a_row=max(s.calls_in_a_row for ranks in repeats for s in ranks if s is not None),
         ranks_timed=tuple(rank for rank, sample in enumerate(repeats[0]) if sample is not None),
         input_sets=sets,
         input_bytes=sets * set_bytes,

@@ -23,7 +23,7 @@ SMALLEST_ROW_BYTES = 1024  # a copy engine is slow on shorter rows
 GRAPH_BELOW_S = 20e-3  # the host's share of a call is worth capturing, and the memory of partial outputs is small
 MOST_SEARCHED_HEADS = 64
 LOCAL_GROUPS = (2, 4)
-FUSED_GROUPS = (2, 4, 8)
+FUSED_GROUPS = (2, 3, 4, 8)
 USUALLY_BEST = (LOCAL_FIRST, Schedule((1,) * 4, fused=True))  # always among the first to be measured
 BUDGET_S = 1.2  # of a GPU's time that warming up may take; candidates beyond it are not measured
 CALLS_MEASURED, FEWEST_MEASURED = 5, 3  # of one candidate before the rounds that are counted, and some of those
