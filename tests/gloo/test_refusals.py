@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from chitu_diffusion.parallel.cp.attention import cp_attention
 from chitu_diffusion.parallel.cp.collective import CollectiveTransport
@@ -15,7 +16,7 @@ from chitu_diffusion.parallel.cp.fast.attention import table
 from chitu_diffusion.parallel.cp.fast.attention.kernels import Kernel
 from chitu_diffusion.parallel.cp.session import CPSession
 from chitu_diffusion.parallel.cp.transport import Text
-from tests.support.pool import RankError, Worker, pool
+from tests.support.pool import SIZE, RankError, Worker, pool
 
 CONFIG = CPConfig(timeout_s=3)
 
@@ -230,10 +231,38 @@ def test_views_are_as_good_as_contiguous_clones(method: str, batch: int) -> None
     assert pool().run(2, views, method, batch) == [[True] * 4] * 2
 
 
+def group_of_two_libraries(worker: Worker) -> tuple[str, str, bool]:
+    """As ``init_process_group()`` makes it without a name, and "cpu:gloo,cuda:nccl" on a machine with GPUs."""
+    group = dist.new_group(list(range(worker.world)), backend="cpu:gloo,cuda:gloo")
+    inputs = usual(worker)
+    with CPSession(CONFIG, group) as session:
+        got = cp_attention(session, *inputs)[0]
+    return (
+        session.choice.used,
+        session.transport.name,
+        torch.equal(got, cp_attention(worker.session(CONFIG), *inputs)[0]),
+    )
+
+
+def test_a_group_of_two_libraries_is_as_good_as_one_of_gloo() -> None:
+    assert pool().run(SIZE, group_of_two_libraries) == [("gloo", "gloo", True)] * SIZE
+
+
+def session_on_a_gpu(worker: Worker) -> None:
+    CPSession(CONFIG, worker.group, torch.device("cuda", 0))
+
+
+def test_a_group_that_carries_nothing_between_gpus_is_refused() -> None:
+    for result in pool().results(2, session_on_a_gpu):
+        assert isinstance(result, RankError)
+        assert result.kind == "UnavailableError"
+        assert "on rank 0 the process group carries cuda tensors over gloo" in result.message
+
+
 def send_is_called(worker: Worker) -> None:
     """A refused call must not have begun a transfer."""
     session = worker.session(CONFIG)
-    right, session.transport = session.transport, _NoSend(worker.group)
+    right, session.transport = session.transport, _NoSend(worker.group, session.device)
     try:
         only_one_rank_is_wrong(worker)
     finally:

@@ -20,15 +20,26 @@ Tensors = dict[TensorName, torch.Tensor]
 TAGS: dict[TensorName, int] = {"q": 0, "k": 1, "v": 2, "out": 3, "text_out": 4}
 
 
-class CollectiveTransport:
-    """Carries the blocks of a layout over ``group``; ``name`` is the group's backend. Creating one is collective."""
+def library_for(group: dist.ProcessGroup, device_type: str) -> str | None:
+    """``nccl``, ``gloo`` or another library that carries tensors of that type of device in ``group``; None: none does.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    A group has one for each type of device where it was made from several, or from none by name: what
+    ``dist.get_backend`` calls it then is no library.
+    """
+    libraries = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return libraries.get(device_type)
+
+
+class CollectiveTransport:
+    """Carries the blocks of a layout over ``group``; ``name`` is what carries them. Creating one is collective."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group = group
-        self.name = str(dist.get_backend(group))
+        self.name = str(library_for(group, device.type))
         self.rank = dist.get_rank(group)
-        # NCCL connects in its first operation, in which every rank must take part; a rank without tokens sends nothing
-        dist.barrier(group)
+        # NCCL connects in its first operation, in which every rank must take part; a rank without tokens sends nothing.
+        # No barrier: in a group of two libraries that one goes by the CPUs'.
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def send(
         self, layout: Layout, inputs: Inputs, schedule: Schedule = ONE_SHOT, transfer: str | None = None

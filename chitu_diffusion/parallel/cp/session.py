@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from chitu_diffusion.parallel.cp import signature, transport
 from chitu_diffusion.parallel.cp.call import Call
-from chitu_diffusion.parallel.cp.collective import CollectiveTransport
+from chitu_diffusion.parallel.cp.collective import CollectiveTransport, library_for
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig
 from chitu_diffusion.parallel.cp.control import ControlChannel
 from chitu_diffusion.parallel.cp.environment import with_defaults
@@ -92,7 +92,7 @@ class CPSession:
 
     def _make_transport(self, fast: FastCP | None) -> Transport:
         if self.choice.used != "fast":
-            return CollectiveTransport(self.group)
+            return CollectiveTransport(self.group, self.device)
         if fast is None:
             fast = self._own_fast = init_fast_cp(self.group, device=self.device, timeout_s=self.config.timeout_s)
         return FastTransport(fast)
@@ -168,12 +168,13 @@ def _whole_job() -> dist.ProcessGroup:
 
 
 def _default_device(group: dist.ProcessGroup) -> torch.device:
-    on_gpus = dist.get_backend(group) == "nccl"
+    on_gpus = library_for(group, "cuda") == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
 
 
 def _transport_facts(group: dist.ProcessGroup, device: torch.device, requested: str) -> TransportFacts:
-    backend = dist.get_backend(group)
-    lacking = {name: None if backend == name else f"the process group runs over {backend}" for name in ("nccl", "gloo")}
+    library = library_for(group, device.type)
+    carries = f"the process group carries {device.type} tensors {f'over {library}' if library else 'by nothing'}"
+    lacking = {name: None if library == name else carries for name in ("nccl", "gloo")}
     fast = extension.why_not(device) if requested == "fast" else "it was not asked for"  # do not load it for nothing
     return TransportFacts(device.type, lacking["nccl"], lacking["gloo"], fast)
