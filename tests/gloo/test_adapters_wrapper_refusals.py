@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from diffusers import FirstBlockCacheConfig
 
 from chitu_diffusion.parallel.cp.fast.wrapper import enable_fast_cp
 from tests.gloo.adapter_runs import traces
@@ -100,6 +101,17 @@ def other_prompt_of_qwen_image(worker: Worker) -> None:
     other_prompt(worker, "qwen-image", "encoder_hidden_states")
 
 
+def cache_that_came_later(worker: Worker) -> None:
+    """Its hooks skip blocks by what the tokens of one rank say: another rank would wait in them for ever."""
+    model = model_for(CASE)
+    with enable_fast_cp(model, worker.group, backend="nccl"):
+        model.enable_cache(FirstBlockCacheConfig())
+        try:
+            output(model, inputs_for(CASE))
+        finally:
+            model.disable_cache()
+
+
 def double_precision(worker: Worker) -> None:
     model = model_for(replace(CASE, heads=2)).double()
     inputs = inputs_for(CASE)
@@ -123,6 +135,7 @@ REFUSED: list[tuple[Callable[[Worker], None], str, str]] = [
     (other_prompt_lengths, "DisagreementError", "12 text rows in front"),
     (only_one_rank_has_a_mask, "DisagreementError", "key mask"),
     (prepares_for_different_inputs, "DisagreementError", "the ranks prepare for different inputs"),
+    (cache_that_came_later, "ConfigError", "its cache decides by the tokens of one rank; call disable_cache() first"),
     (double_precision, "InputError", "the transformer computes in torch.float64"),
 ]
 

@@ -86,9 +86,7 @@ class Adapter(ABC):
         require_tested_diffusers(metadata.version("diffusers"))
         if (found := type(model).__name__) != cls.model_class:
             raise ConfigError(f"{cls.__name__} serves {cls.model_class}, not {found}")
-        for state, told in STATES.items():
-            if getattr(model, state, None):
-                raise ConfigError(f"this {cls.model_class} cannot be wrapped: {told}")
+        cls._refuse_states(model)
         for block in (*cls._early(model), *getattr(model, cls.blocks)):
             processor = getattr(block, cls.attention).processor
             if isinstance(processor, Processor):
@@ -100,6 +98,12 @@ class Adapter(ABC):
                     f"this {cls.model_class} attends by {found}, which wrapping would undo; "
                     f"set {cls.processor_class} first"
                 )
+
+    @classmethod
+    def _refuse_states(cls, model: nn.Module) -> None:
+        for state, told in STATES.items():
+            if getattr(model, state, None):
+                raise ConfigError(f"this {cls.model_class} cannot run by context parallelism: {told}")
 
     @abstractmethod
     def processor(self) -> Processor:
@@ -122,7 +126,7 @@ class Adapter(ABC):
         self.check(self.model)
         self._compared.clear()
         early, blocks = self._early(self.model), list(getattr(self.model, self.blocks))
-        self._before(self.model, self.model_inputs)
+        self._before(self.model, self._enter)
         for block in early:
             self._take_over([block])
             self._undo.callback(block.register_forward_hook(self._finish).remove)
@@ -178,6 +182,10 @@ class Adapter(ABC):
             block.forward = graphs.wrapped(index)
             self._undo.callback(vars(block).pop, "forward")
         self._undo.callback(graphs.close)
+
+    def _enter(self, given: Inputs) -> Inputs:
+        self._refuse_states(self.model)  # it may have come to be in one since
+        return self.model_inputs(given)
 
     def _begin(self, block: nn.Module, given: Inputs) -> Inputs:
         tokens: torch.Tensor = given[self.tokens]
