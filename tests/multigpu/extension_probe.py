@@ -23,12 +23,14 @@ import torch
 import torch.distributed as dist
 from extension_packed import packed_all_to_all, packed_verdict
 
+SHARED_POOLS_MB = 100_000  # of all ranks on one GPU: what eight need, and an H200 has beside their contexts
+
 
 def arguments() -> argparse.Namespace:
     parser = common.parser(__doc__, limit=230)
     parser.add_argument("--shapes", type=int, default=500)
     parser.add_argument("--replays", type=int, default=100)
-    parser.add_argument("--pool-mb", type=int, default=None, help="default: 4096 and 2048 per rank")
+    parser.add_argument("--pool-mb", type=int, default=None, help="default: 4096 and 2048 per rank, as far as they fit")
     parser.add_argument("--timeout-ms", type=int, default=10_000)
     parser.add_argument("--skip-speed", action="store_true")
     options = parser.parse_args()
@@ -38,7 +40,9 @@ def arguments() -> argparse.Namespace:
 
 def start(options: argparse.Namespace) -> tuple[int, int]:
     place = common.start(options)
-    pool_bytes = (options.pool_mb or 4096 + 2048 * place.world) * common.MB
+    enough = 4096 + 2048 * place.world
+    fits = SHARED_POOLS_MB // place.world if place.one_gpu else enough
+    pool_bytes = (options.pool_mb or min(enough, fits)) * common.MB
     ids = [fu.unique_id(pool_bytes) if place.rank == 0 else ""]
     dist.broadcast_object_list(ids, src=0)
     fu.init(ids[0], place.rank, place.world, place.device.index, pool_bytes, options.timeout_ms)

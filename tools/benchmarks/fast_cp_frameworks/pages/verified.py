@@ -15,18 +15,25 @@ DAY = "2026-11-30"  # of the programs whose files hold no date
 BY_HAND = (
     ("all but speed: attention, adapters, generate, serve, installer", "CPUs, gloo", "every change", "`make check`"),
     ("RTX PRO 5000, 6000 (SM120)", "the wheel builds; nothing has run", "–", "–"),
-    ("four and eight GPUs; H20, H100", "not run", "–", "–"),
+    ("four and eight GPUs, each rank on its own; H20, H100", "not run", "–", "–"),
 )  # fmt: skip
 EXTENSION = tuple(
     f"extension/two-gpus-{name}.json"
     for name in ("extension", "attention", "endurance", "resolutions", "neighbours", "faults")
 )
 
+SHARED, SHARED_DAY = range(3, 9), "2026-12-01"  # ranks on one GPU
+GRAPHS = ("graph_ce", "graph_sm", "graph_tma", "mixed")
+
 
 def verified(files: Files) -> str:
     """The whole table; links are relative to the root of the repository."""
     columns = ("what", "hardware", "date", "result")
-    return table(columns, [*_attention(files), _kernels(files), *_programs(files), _compared(files), *BY_HAND], words=4)
+    return table(
+        columns,
+        [*_attention(files), _kernels(files), *_programs(files), _shared(files), _compared(files), *BY_HAND],
+        words=4,
+    )
 
 
 def _attention(files: Files) -> list[tuple[str, ...]]:
@@ -67,6 +74,21 @@ def _programs(files: Files) -> list[tuple[str, ...]]:
         (f"{pictures} with one kernel", TWO, DAY, f"[pictures](docs/results/{PICTURES})"),
         (f"commands on tiny pipelines, over NCCL and Fast: {_commands(files)}", TWO, DAY, commands),
     ]
+
+
+def _shared(files: Files) -> tuple[str, ...]:
+    """How much is right where more ranks than there are GPUs take turns on one."""
+    exact = [files.json(f"widths/one-gpu-extension-{world}.json") for world in SHARED]
+    attention = [files.json(f"widths/one-gpu-attention-{world}.json")["calls"] for world in SHARED]
+    shapes = sum(found["shapes"]["shapes"] for found in exact)
+    wrong = sum(found[part]["wrong"] for found in exact for part in ("shapes", *GRAPHS))
+    calls, inexact = (sum(found[name] for found in attention) for name in ("exact", "inexact"))
+    what = (
+        f"{SHARED[0]} to {SHARED[-1]} ranks that share one GPU, so nothing about speed: the extension, {shapes} shapes "
+        f"and replayed graphs, {wrong} wrong; {calls} calls of attention by AGKV, Ulysses and the hybrid, "
+        f"{inexact} wrong"
+    )
+    return (what, "1 × H200", SHARED_DAY, "[widths](docs/results/widths)")
 
 
 def _commands(files: Files) -> str:
