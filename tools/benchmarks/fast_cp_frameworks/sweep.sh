@@ -13,7 +13,7 @@ set -uo pipefail
 
 all_s=540
 parts=(exchanges attention e2e wrapper step serve)
-declare -A seconds=([exchanges]=99 [attention]=98 [e2e]=104 [wrapper]=124 [step]=78 [serve]=34)
+declare -A seconds=([exchanges]=84 [attention]=118 [e2e]=104 [wrapper]=124 [step]=74 [serve]=33)
 declare -A about=(
     [exchanges]="the extension: right, and its rates against flat copies, NCCL and torch's all-to-all"
     [attention]="AGKV, Ulysses and hybrid: right, and equal to NCCL's bits"
