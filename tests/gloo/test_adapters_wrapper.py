@@ -3,6 +3,7 @@
 import logging
 import time
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,6 +117,29 @@ def gives_back(worker: Worker) -> tuple[bool, bool]:
 
 def test_a_failing_forward_leaves_the_model_as_it_was() -> None:
     assert pool().run(2, gives_back) == [(True, True)] * 2
+
+
+def within_torch_compile(worker: Worker, model_name: str) -> tuple[list[float], bool]:
+    """Errors of a pipeline's compiled transformer before it is wrapped, twice while it is, and afterwards; whether
+    attention was shared meanwhile.
+    """
+    torch._dynamo.reset()
+    case = replace(CASE, model=model_name)
+    model, wanted, inputs = model_for(case), one_process(case), inputs_for(case)
+    pipeline = SimpleNamespace(transformer=torch.compile(model, backend="eager"))
+    errors = [error(output(pipeline.transformer, inputs), wanted)]
+    with enable_fast_cp(pipeline, worker.group, backend="nccl", timeout_s=60) as handle:
+        errors += [error(output(pipeline.transformer, inputs), wanted) for _ in range(2)]
+        shared = len(handle.session.calls) > 0
+    errors.append(error(output(pipeline.transformer, inputs), wanted))
+    return errors, shared
+
+
+@pytest.mark.parametrize("model_name", ["wan", "qwen-image", "z-image"])
+def test_a_compiled_transformer_is_wrapped_like_any_other(model_name: str) -> None:
+    for errors, shared in pool().run(2, within_torch_compile, model_name, timeout=110):
+        assert max(errors) <= 1e-6
+        assert shared
 
 
 def prepared(worker: Worker) -> tuple[list[float], int, int]:

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from chitu_diffusion.parallel.cp.attention import cp_attention
 from chitu_diffusion.parallel.cp.collective import CollectiveTransport
 from chitu_diffusion.parallel.cp.config import CPConfig
+from chitu_diffusion.parallel.cp.errors import ConfigError
 from chitu_diffusion.parallel.cp.fast.attention import table
 from chitu_diffusion.parallel.cp.fast.attention.kernels import Kernel
+from chitu_diffusion.parallel.cp.fast.runtime import init_fast_cp
 from chitu_diffusion.parallel.cp.session import CPSession
 from chitu_diffusion.parallel.cp.transport import Text
 from tests.support.pool import SIZE, RankError, Worker, pool
@@ -246,6 +248,26 @@ def group_of_two_libraries(worker: Worker) -> tuple[str, str, bool]:
 
 def test_a_group_of_two_libraries_is_as_good_as_one_of_gloo() -> None:
     assert pool().run(SIZE, group_of_two_libraries) == [("gloo", "gloo", True)] * SIZE
+
+
+def group_without_the_last_rank(worker: Worker, begin: Callable[[dist.ProcessGroup], object]) -> str | None:
+    group = dist.new_group(list(range(worker.world - 1)))
+    if worker.rank < worker.world - 1:
+        return None
+    with pytest.raises(ConfigError) as told:
+        begin(group)
+    return str(told.value)
+
+
+def session_over(group: dist.ProcessGroup) -> object:
+    return CPSession(CONFIG, group)
+
+
+@pytest.mark.parametrize("begin", [session_over, init_fast_cp])
+def test_a_rank_that_is_left_out_of_a_group_is_told(begin: Callable[[dist.ProcessGroup], object]) -> None:
+    *members, left_out = pool().run(SIZE, group_without_the_last_rank, begin)
+    assert members == [None] * (SIZE - 1)
+    assert str(left_out).startswith(f"rank {SIZE - 1} does not belong to the process group that it was given; make")
 
 
 def session_on_a_gpu(worker: Worker) -> None:

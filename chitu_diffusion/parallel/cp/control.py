@@ -7,7 +7,16 @@ from typing import cast
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from chitu_diffusion.parallel.cp.errors import DisagreementError
+from chitu_diffusion.parallel.cp.errors import ConfigError, DisagreementError
+
+
+def require_member(group: object) -> None:
+    """Raise ConfigError on a rank that ``dist.new_group`` left out; it alone can know, and nobody waits for it."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ConfigError(
+            f"rank {dist.get_rank()} does not belong to the process group that it was given; "
+            "make sessions and wrap models on the ranks of the group alone"
+        )
 
 
 class ControlChannel:

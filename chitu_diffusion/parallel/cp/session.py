@@ -15,7 +15,7 @@ from chitu_diffusion.parallel.cp import signature, transport
 from chitu_diffusion.parallel.cp.call import Call
 from chitu_diffusion.parallel.cp.collective import CollectiveTransport, library_for
 from chitu_diffusion.parallel.cp.config import Choice, CPConfig
-from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.control import ControlChannel, require_member
 from chitu_diffusion.parallel.cp.environment import with_defaults
 from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, DisagreementError, InputError
 from chitu_diffusion.parallel.cp.fast import extension
@@ -56,6 +56,7 @@ class CPSession:
         fast: FastCP | None = None,
     ) -> None:
         self.group = group if group is not None else _whole_job()
+        require_member(self.group)
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.device = device if device is not None else _default_device(self.group)
         self._control = ControlChannel(self.group, config.timeout_s)

@@ -5,7 +5,7 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from chitu_diffusion.parallel.cp.control import ControlChannel
+from chitu_diffusion.parallel.cp.control import ControlChannel, require_member
 from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, UnavailableError
 from chitu_diffusion.parallel.cp.fast import extension
 
@@ -107,6 +107,7 @@ def init_fast_cp(
             raise ConfigError("init_fast_cp needs a process group; call torch.distributed.init_process_group first")
         cp_group = dist.group.WORLD
     assert cp_group is not None
+    require_member(cp_group)
     device = device if device is not None else torch.device("cuda", torch.cuda.current_device())
     return FastCP(cp_group, device, default_pool_bytes(device) if pool_bytes is None else pool_bytes, timeout_s)
 

@@ -113,7 +113,7 @@ def enable_fast_cp(
 
     Args:
         pipeline_or_transformer: a pipeline with ``transformer`` or ``transformer_2``, or a transformer itself: Wan,
-            Qwen-Image or Z-Image.
+            Qwen-Image or Z-Image, within ``torch.compile`` or not.
         cp_group: the ranks that share a sequence; by default all ranks.
         method: ``agkv``, ``ulysses`` or, under ``fast``, ``auto``.
         backend: ``fast`` (the CUDA extension) or ``nccl`` (torch.distributed; gloo on CPUs).
@@ -172,12 +172,18 @@ def args_shape(value: Any) -> Any:
 
 def _transformers_of(target: object) -> list[nn.Module]:
     if isinstance(target, nn.Module):
-        return [target]
+        return [_itself(target)]
     found = [getattr(target, name, None) for name in TRANSFORMERS]
-    models = [model for model in found if isinstance(model, nn.Module)]
+    models = [_itself(model) for model in found if isinstance(model, nn.Module)]
     if not models:
         raise ConfigError(
             f"enable_fast_cp takes a diffusers pipeline with a transformer, or a transformer; {type(target).__name__} "
             f"has no {' or '.join(TRANSFORMERS)}"
         )
     return models
+
+
+def _itself(model: nn.Module) -> nn.Module:
+    """The transformer within what ``torch.compile`` made of it, which calls it with its hooks; else ``model``."""
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
