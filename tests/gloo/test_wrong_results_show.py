@@ -34,7 +34,7 @@ class NoGather(CollectiveTransport):
 
 def without_gather(worker: Worker) -> torch.Tensor:
     session = worker.session(Case(96, 4).config)
-    right, session.transport = session.transport, NoGather(worker.group)
+    right, session.transport = session.transport, NoGather(worker.group, session.device)
     try:
         return attend(worker, Case(96, 4))[0]
     finally:

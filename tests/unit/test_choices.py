@@ -1,6 +1,7 @@
 """The pure decisions: configuration, transport and plan, on machines that are made up."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,19 @@ def test_the_rank_that_lacks_nccl_is_named() -> None:
     lacking = TransportFacts("cuda", nccl="NCCL is not built in", gloo=None, fast=None)
     with pytest.raises(UnavailableError, match="on rank 1 NCCL is not built in"):
         choose("nccl", [GPU, lacking])
+
+
+def test_ranks_on_one_gpu_are_told_before_nccl_is_asked() -> None:
+    first, other = replace(GPU, gpu="GPU-a"), replace(GPU, gpu="GPU-b")
+    assert choose("nccl", [first, other]).used == "nccl"
+    with pytest.raises(UnavailableError, match=r"^ranks 0 and 2 run on one GPU, which NCCL refuses; begin with"):
+        choose("nccl", [first, other, first])
+
+
+def test_over_fast_ranks_may_share_a_gpu_and_the_reason_says_so() -> None:
+    alone, shared = (replace(GPU, fast=None, gpu=gpu) for gpu in ("GPU-a", "GPU-b"))
+    assert choose("fast", [alone, shared]).reason == "asked for"
+    assert choose("fast", [shared, alone, shared]).reason == "asked for; ranks 0 and 2 run on one GPU and take turns"
 
 
 def test_auto_takes_the_first_kernel_that_every_rank_has() -> None:

@@ -17,6 +17,7 @@ from chitu_diffusion.parallel.cp.fast import backend, runtime
 from chitu_diffusion.parallel.cp.fast.adapters import shares
 from chitu_diffusion.parallel.cp.fast.adapters.overlapped import OverlappedPath
 from chitu_diffusion.parallel.cp.session import CPSession
+from chitu_diffusion.parallel.cp.transport import TransportFacts, choose
 
 
 def raised(do: Any, kind: type[Exception] = CPError) -> str:
@@ -43,6 +44,8 @@ def of_ranks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
     fast.pool_bytes, fast._introduce = 2 << 30, lambda: (None, "")
     yield raised(lambda: fast._meet(answers(same, lambda _: (None, "", 4 << 30))))
     yield raised(lambda: fast._meet(answers(same, lambda _: ("the extension fast_ulysses is not installed", "", 0))))
+    of_one_gpu = TransportFacts("cuda", None, None, None, "GPU-1")
+    yield raised(lambda: choose("nccl", [of_one_gpu] * 2))
     session: Any = object.__new__(CPSession)
     first, other = (session_module._Ballot(None, of_tokens(tokens)) for tokens in (6889, 6890))
     session._control = answers(same, lambda _: other)
@@ -93,4 +96,4 @@ def test_a_rank_that_differs_or_is_silent_ends_in_a_sentence(
 ) -> None:
     """That the page has each of them is test_docs_troubleshooting.py's."""
     said = list(of_ranks(monkeypatch, caplog))
-    assert len(said) == len(set(said)) == 7
+    assert len(said) == len(set(said)) == 8

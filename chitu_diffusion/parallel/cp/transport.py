@@ -89,30 +89,49 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class TransportFacts:
-    """What one rank knows about its means of transport; a reason says why one is not there, None that it is."""
+    """What one rank knows about its means of transport; a reason says why one is not there, None that it is.
+
+    ``gpu`` is what the driver calls the rank's GPU, the same in every process; None on CPUs.
+    """
 
     device_type: str
     nccl: str | None
     gloo: str | None
     fast: str | None
+    gpu: str | None = None
 
 
 def choose(requested: str, facts_by_rank: Sequence[TransportFacts]) -> Choice:
     """``nccl`` or ``fast`` to the transport that carries it: fast, nccl or gloo.
 
     ``nccl`` names torch.distributed: on CPUs that is gloo, and the reason says so. Raises UnavailableError where some
-    rank cannot do what was asked for, or where ranks lie on devices of different types.
+    rank cannot do what was asked for, where ranks lie on devices of different types, or for NCCL on one GPU.
     """
     types = sorted({facts.device_type for facts in facts_by_rank})
     if len(types) > 1:
         raise UnavailableError(f"the ranks of one group lie on devices of different types ({', '.join(types)})")
+    shared = _on_one_gpu(facts_by_rank)
     if requested == "fast":
-        return _named("fast", "fast", facts_by_rank, "asked for")
+        return _named("fast", "fast", facts_by_rank, f"asked for; {shared} and take turns" if shared else "asked for")
     if types == ["cpu"]:
         rejected = (Rejected("nccl", "the ranks run on CPUs"),)
         reason = "the ranks run on CPUs, where torch.distributed is gloo"
         return _named("nccl", "gloo", facts_by_rank, reason, rejected)
+    if shared:
+        raise UnavailableError(
+            f"{shared}, which NCCL refuses; begin with torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), "
+            "or start fewer ranks"
+        )
     return _named("nccl", "nccl", facts_by_rank, "asked for")
+
+
+def _on_one_gpu(facts_by_rank: Sequence[TransportFacts]) -> str | None:
+    """Two ranks that have the same GPU, if there are any."""
+    first: dict[str, int] = {}
+    for rank, facts in enumerate(facts_by_rank):
+        if facts.gpu is not None and (other := first.setdefault(facts.gpu, rank)) != rank:
+            return f"ranks {other} and {rank} run on one GPU"
+    return None
 
 
 def _named(
