@@ -4,13 +4,16 @@ import ctypes
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from chitu_diffusion.parallel.cp.errors import ExitCode
 
 ENDING_S = 5.0
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -46,7 +49,7 @@ def how_it_ended(code: int | None) -> str:
 
 def end(children: Sequence[subprocess.Popen[bytes]]) -> None:
     """Ask those that still run to end, then make them."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave one behind
     running = [child for child in children if child.poll() is None]
     for child in running:
@@ -67,6 +70,25 @@ def end_with(parent: str | None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it ended before we asked
         os._exit(ExitCode.CHECK_FAILED)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until the block is through: one that comes between a start and the note of what was
+    started would leave it behind. In the main thread alone, which is the one that signals reach.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for held, handler in before.items():
+            signal.signal(held, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:

@@ -180,3 +180,19 @@ def test_an_interrupted_doctor_leaves_no_rank_behind(tmp_path: Path) -> None:
     assert time.perf_counter() - start < 1.5
     time.sleep(2.1)
     assert not (tmp_path / "left").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_it_starts_programs_leaves_none_behind(tmp_path: Path, number: signal.Signals) -> None:
+    code = (
+        "import os, signal, sys; from chitu_diffusion.commands.doctor import process\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "start = process._start\n"
+        f"process._start = lambda *given: (start(*given), os.kill(os.getpid(), {int(number)}))[0]\n"
+        f"process.run_together([['sh', '-c', 'sleep 1; touch {tmp_path}/left']] * 2, limit_s=30)"
+    )
+    doctor = subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False, timeout=10)
+    assert doctor.returncode != 0
+    time.sleep(1.2)
+    assert not (tmp_path / "left").exists()

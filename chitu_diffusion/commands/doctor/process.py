@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
+from chitu_diffusion.commands.children import uninterrupted
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -42,9 +44,11 @@ def run_together(
     commands: Sequence[Sequence[str]], *, limit_s: float, env: Mapping[str, str] | None = None
 ) -> list[Ended]:
     """Run all ``commands`` at once, as ``run`` runs one."""
+    children: list[subprocess.Popen[str] | Ended] = []
     with ThreadPoolExecutor(len(commands)) as threads:
-        children = [_start(command, env) for command in commands]
         try:
+            with uninterrupted():
+                children += [_start(command, env) for command in commands]
             return list(threads.map(lambda child: _finish(child, limit_s), children))
         except BaseException:  # an interrupted doctor leaves no process behind
             for child in children:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chitu_diffusion.commands.children import Interrupted, end, end_with, how_it_ended, interrupt, wait
+from chitu_diffusion.commands.children import STOPPING, Interrupted, end, end_with, how_it_ended, interrupt, wait
 from chitu_diffusion.parallel.cp.errors import ExitCode
 
 PARENT = "CHITU_GENERATE_PARENT"  # tells a child who started it
@@ -35,7 +35,7 @@ def launched_world(environ: Mapping[str, str]) -> int | None:
 
 def run(command: Sequence[str], size: int) -> int:
     """Start ``size`` ranks of ``command``, wait for all of them, and return the job's exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, interrupt)
     children: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="chitu-generate-") as folder:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chitu_diffusion.commands.children import Interrupted, end, interrupt
+from chitu_diffusion.commands.children import STOPPING, Interrupted, end, interrupt
 from chitu_diffusion.commands.generate.launch import (
     GRACE_S,
     PARENT,
@@ -37,7 +37,7 @@ def ready_file(environ: Mapping[str, str]) -> Path | None:
 
 def run(command: Sequence[str], size: int) -> int:
     """Start ``size`` ranks of ``command``, wait for rank 0, and return the server's exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, interrupt)
     children: list[Child] = []
     with tempfile.TemporaryDirectory(prefix="chitu-serve-") as folder:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from chitu_diffusion.commands.children import uninterrupted
 from chitu_diffusion.parallel.cp.fast.test import report
 from chitu_diffusion.parallel.cp.fast.test.report import Record
 from chitu_diffusion.parallel.cp.fast.test.rows import Case
@@ -43,8 +44,10 @@ def _start(cases: Sequence[Case], outdir: Path, device: str, limit_s: float, fol
     """Why the ranks did not come to the end, None where they did."""
     job = {"cases": [asdict(case) for case in cases], "outdir": str(outdir), "device": device}
     (folder / "job.json").write_text(json.dumps(job))
-    ranks = [_rank(rank, cases[0].cp, folder, module) for rank in range(cases[0].cp)]
+    ranks: list[subprocess.Popen[bytes]] = []
     try:
+        with uninterrupted():
+            ranks += [_rank(rank, cases[0].cp, folder, module) for rank in range(cases[0].cp)]
         return _watch(ranks, lambda: sum((outdir / f"{case.name}.json").exists() for case in cases), limit_s, folder)
     finally:
         _end(ranks)
