@@ -4,16 +4,14 @@ import ctypes
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import FrameType
 
 from chitu_diffusion.parallel.cp.errors import ExitCode
+from chitu_diffusion.parallel.cp.interrupts import STOPPING
 
 ENDING_S = 5.0
-STOPPING = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -70,25 +68,6 @@ def end_with(parent: str | None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it ended before we asked
         os._exit(ExitCode.CHECK_FAILED)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the block is through: one that comes between a start and the note of what was
-    started would leave it behind. In the main thread alone, which is the one that signals reach.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPPING}
-    try:
-        yield
-    finally:
-        for held, handler in before.items():
-            signal.signal(held, handler)
-        for number in came:
-            signal.raise_signal(number)
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:

@@ -21,7 +21,7 @@ FLOOR = f"{CP}.fast.attention"
 # Lowest first (docs/design.md); a module imports only from its own layer and those before it. The longest prefix names
 # a module's layer. `planner` and `transport` never import each other.
 LAYERS = [
-    [f"{CP}.errors"],
+    [f"{CP}.errors", f"{CP}.interrupts"],
     [f"{CP}.config"],
     [f"{CP}.environment"],
     [f"{CP}.layout"],

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
-from chitu_diffusion.commands.children import uninterrupted
+from chitu_diffusion.parallel.cp.interrupts import uninterrupted
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chitu_diffusion.commands.children import STOPPING, Interrupted, end, end_with, how_it_ended, interrupt, wait
+from chitu_diffusion.commands.children import Interrupted, end, end_with, how_it_ended, interrupt, wait
 from chitu_diffusion.parallel.cp.errors import ExitCode
+from chitu_diffusion.parallel.cp.interrupts import STOPPING
 
 PARENT = "CHITU_GENERATE_PARENT"  # tells a child who started it
 STORE = "CHITU_GENERATE_STORE"  # and where the ranks meet

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chitu_diffusion.commands.children import STOPPING, Interrupted, end, interrupt
+from chitu_diffusion.commands.children import Interrupted, end, interrupt
 from chitu_diffusion.commands.generate.launch import (
     GRACE_S,
     PARENT,
@@ -20,6 +20,7 @@ from chitu_diffusion.commands.generate.launch import (
     child_environment,
     conclude,
 )
+from chitu_diffusion.parallel.cp.interrupts import STOPPING
 
 STOP_S = 22.0  # for rank 0 to finish what runs (limits.shutdown_s is at most 15) and to let the others go
 Child = subprocess.Popen[bytes]

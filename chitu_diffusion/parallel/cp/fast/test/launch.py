@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from chitu_diffusion.commands.children import uninterrupted
 from chitu_diffusion.parallel.cp.fast.test import report
 from chitu_diffusion.parallel.cp.fast.test.report import Record
 from chitu_diffusion.parallel.cp.fast.test.rows import Case
+from chitu_diffusion.parallel.cp.interrupts import uninterrupted
 
 WORKER = "chitu_diffusion.parallel.cp.fast.test.worker"
 GRACE_S = 10.0  # for the other ranks to end by themselves when one has failed
