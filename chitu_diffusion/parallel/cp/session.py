@@ -179,5 +179,5 @@ def _transport_facts(group: dist.ProcessGroup, device: torch.device, requested: 
     lacking = {name: None if library == name else carries for name in ("nccl", "gloo")}
     fast = extension.why_not(device) if requested == "fast" else "it was not asked for"  # do not load it for nothing
     on_gpu = device.type == "cuda" and torch.cuda.is_available()
-    gpu = str(torch.cuda.get_device_properties(device).uuid) if on_gpu else None
+    gpu = repr(torch.cuda.get_device_properties(device)) if on_gpu else None
     return TransportFacts(device.type, lacking["nccl"], lacking["gloo"], fast, gpu)

@@ -91,7 +91,7 @@ class Transport(Protocol):
 class TransportFacts:
     """What one rank knows about its means of transport; a reason says why one is not there, None that it is.
 
-    ``gpu`` is what the driver calls the rank's GPU, the same in every process; None on CPUs.
+    ``gpu`` names the rank's GPU, its UUID and place on the bus among the rest, the same in every process; None on CPUs.
     """
 
     device_type: str
