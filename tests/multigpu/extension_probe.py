@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from extension_packed import packed_all_to_all, packed_verdict
 
-SHARED_POOLS_MB = 100_000  # of all ranks on one GPU: what eight need, and an H200 has beside their contexts
+SHARED_POOLS_MB = 100_000  # of all ranks on one GPU: enough for eight, and an H200 has it beside their contexts
 
 
 def arguments() -> argparse.Namespace:

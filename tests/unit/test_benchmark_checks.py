@@ -9,7 +9,16 @@ import torch
 
 from chitu_diffusion.parallel.cp.errors import ConfigError, DisagreementError, ExitCode, UnavailableError
 from tests.support.reference import reference_attention
-from tools.benchmarks.fast_cp_frameworks import accuracy, agreement, environment, render, result, table, timing
+from tools.benchmarks.fast_cp_frameworks import (
+    accuracy,
+    agreement,
+    environment,
+    render,
+    result,
+    result_file,
+    table,
+    timing,
+)
 from tools.benchmarks.fast_cp_frameworks.cases import Case
 from tools.benchmarks.fast_cp_frameworks.contender import Single
 from tools.benchmarks.fast_cp_frameworks.inputs import Source
@@ -195,15 +204,15 @@ def row(status: result.Status = "complete", reason: str | None = None) -> result
 
 def test_one_result_is_one_object_and_several_are_a_set(tmp_path: Path) -> None:
     one = result.make_report(RUN, [row()], 1)
-    result.write(tmp_path / "one.json", one)
+    result_file.write(tmp_path / "one.json", one)
     data = json.loads((tmp_path / "one.json").read_text())
     assert (data["schema"], data["status"], data["driver"]) == ("chitu.fast_cp.benchmark/1", "complete", "580")
-    assert result.read(tmp_path / "one.json") == one
+    assert result_file.read(tmp_path / "one.json") == one
     several = result.make_report(RUN, [row(), row("failed", "x")], 2)
-    result.write(tmp_path / "set.json", several)
+    result_file.write(tmp_path / "set.json", several)
     data = json.loads((tmp_path / "set.json").read_text())
     assert (data["schema"], data["status"], len(data["results"])) == ("chitu.fast_cp.benchmark-set/1", "failed", 2)
-    assert result.read(tmp_path / "set.json") == several
+    assert result_file.read(tmp_path / "set.json") == several
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -217,15 +226,15 @@ def test_a_set_is_complete_only_when_all_are() -> None:
 def test_an_infinite_error_survives_the_file(tmp_path: Path) -> None:
     worst = accuracy.record([measured(spoil_one_element)], 5)
     report = result.make_report(RUN, [row("failed", "x").model_copy(update={"accuracy": worst})], 1)
-    result.write(tmp_path / "x.json", report)
-    assert result.read(tmp_path / "x.json") == report
+    result_file.write(tmp_path / "x.json", report)
+    assert result_file.read(tmp_path / "x.json") == report
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"schema": "chitu.fast_cp.benchmark/2"}', "[1]"])
 def test_a_file_that_is_no_result_is_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match="is not a result of this benchmark"):
-        result.read(tmp_path / "x.json")
+        result_file.read(tmp_path / "x.json")
 
 
 def test_markdown_is_the_same_for_the_same_files() -> None:

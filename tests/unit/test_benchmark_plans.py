@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from chitu_diffusion.parallel.cp.config import Rejected
-from tools.benchmarks.fast_cp_frameworks import entries, options, paired, render, result, runner
+from tools.benchmarks.fast_cp_frameworks import entries, options, paired, render, result, result_file, runner
 from tools.benchmarks.fast_cp_frameworks import timing as stopwatch
 from tools.benchmarks.fast_cp_frameworks.agreement import Control
 from tools.benchmarks.fast_cp_frameworks.cases import Case
@@ -120,8 +120,8 @@ def test_a_comparison_is_one_sentence_and_survives_the_file(tmp_path: Path) -> N
     )
     row = result.Result(status="complete", case=record())
     report = result.make_report(run, [row, row], 2, [told])
-    result.write(tmp_path / "x.json", report)
-    assert result.read(tmp_path / "x.json") == report
+    result_file.write(tmp_path / "x.json", report)
+    assert result_file.read(tmp_path / "x.json") == report
     assert render.comparisons(report) == [paired.sentence(told)]
 
 

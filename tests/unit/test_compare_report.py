@@ -12,7 +12,8 @@ from tools.benchmarks.fast_cp_frameworks.compare import __main__ as command
 from tools.benchmarks.fast_cp_frameworks.compare import merge, plots
 from tools.benchmarks.fast_cp_frameworks.compare.report import markdown
 from tools.benchmarks.fast_cp_frameworks.compare.run import faults
-from tools.benchmarks.fast_cp_frameworks.result import Result, write
+from tools.benchmarks.fast_cp_frameworks.result import Result
+from tools.benchmarks.fast_cp_frameworks.result_file import write
 
 RUN = report(
     timed(case("single"), 2.0),

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chitu_diffusion.parallel.cp.errors import CPError, DisagreementError, ExitCode, UnavailableError
-from tools.benchmarks.fast_cp_frameworks import environment, render, result
+from tools.benchmarks.fast_cp_frameworks import environment, render, result, result_file
 from tools.benchmarks.fast_cp_frameworks.accuracy import Corrupt
 from tools.benchmarks.fast_cp_frameworks.agreement import Control, LostRankError, StepError
 from tools.benchmarks.fast_cp_frameworks.cases import Case
@@ -68,7 +68,7 @@ class Reporter:
 
     def _write(self) -> None:
         if self._run is not None:
-            result.write(self._options.output, self._report())
+            result_file.write(self._options.output, self._report())
 
     def _report(self) -> result.Report | result.ReportSet:
         assert self._run is not None, "only rank 0 reports"

@@ -9,7 +9,7 @@ from typing import NoReturn
 from chitu_diffusion.parallel.cp.config import TRANSFERS
 from chitu_diffusion.parallel.cp.environment import FAST_TRANSFER, default_transfer
 from chitu_diffusion.parallel.cp.errors import ConfigError
-from tools.benchmarks.fast_cp_frameworks import cases, result
+from tools.benchmarks.fast_cp_frameworks import cases, result_file
 from tools.benchmarks.fast_cp_frameworks.request import Request
 
 # git ignores it, so a fresh clone lacks it: this one is created, any other folder must exist
@@ -53,7 +53,7 @@ class Options:
             raise ConfigError(f"--seed {self.seed} does not fit; give a number from 0 to 2^63 - 1")
         if self.output.parent == DEFAULT_FOLDER:
             DEFAULT_FOLDER.mkdir(exist_ok=True)
-        result.check_output(self.output)
+        result_file.check_output(self.output)
 
 
 class _Parser(argparse.ArgumentParser):

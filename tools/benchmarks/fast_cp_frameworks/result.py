@@ -1,19 +1,14 @@
-"""The benchmark's JSON: a versioned schema, and how it is written.
+"""The benchmark's JSON: a versioned schema. result_file.py reads and writes it.
 
 ``chitu.fast_cp.benchmark/1`` is one measurement (class Report); ``chitu.fast_cp.benchmark-set/1`` is a run of several
 (class ReportSet), whose ``results`` are measurements without the facts about the run, which stand once at the top.
 A reader accepts the number behind the slash and fields that it does not know; a change of meaning raises the number.
 """
 
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-
-from chitu_diffusion.parallel.cp.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field
 
 Status = Literal["complete", "failed", "running"]
 # wrong: another answer; refused: it does not take this shape; missing: not installed here; hung: it did not end, or
@@ -200,10 +195,6 @@ class ReportSet(Run):
     comparisons: tuple[Comparison, ...] = Field(default=(), description="of --compare, one for each shape")
 
 
-AnyReport = Annotated[Report | ReportSet, Field(discriminator="schema_")]
-_READER: TypeAdapter[Report | ReportSet] = TypeAdapter(AnyReport)
-
-
 def make_report(
     run: Run, results: list[Result], planned: int, comparisons: Sequence[Comparison] = ()
 ) -> Report | ReportSet:
@@ -215,37 +206,3 @@ def make_report(
     return ReportSet.model_validate(
         {**run.model_dump(), "status": status, "results": results, "comparisons": comparisons}
     )
-
-
-def read(path: Path) -> Report | ReportSet:
-    """A file of this benchmark. Raises ConfigError where it is not one."""
-    try:
-        return _READER.validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(f"{path} is not a result of this benchmark ({first})") from error
-
-
-def check_output(path: Path) -> None:
-    """Raises ConfigError, before anything runs, where the result could not be written."""
-    if path.is_dir():
-        raise ConfigError(f"--output {path} is a folder; give the name of a JSON file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--output {path} lies in a folder that does not exist; create {path.parent} first")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--output {path} lies in a folder that you may not write to; choose another")
-
-
-def write(path: Path, report: Report | ReportSet) -> None:
-    """Replace ``path`` in one step, so that a reader never sees half a file."""
-    text = report.model_dump_json(indent=1, by_alias=True) + "\n"
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        temporary.chmod(0o644)  # mkstemp's 0600 would keep others from reading a result
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

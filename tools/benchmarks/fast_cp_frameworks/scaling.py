@@ -18,7 +18,8 @@ from chitu_diffusion.parallel.cp.fast.attention.cost import attention_s, estimat
 from chitu_diffusion.parallel.cp.fast.attention.hardware import H200, Hardware
 from chitu_diffusion.parallel.cp.fast.attention.schedule import parse
 from tools.benchmarks.fast_cp_frameworks.render import results_of
-from tools.benchmarks.fast_cp_frameworks.result import Result, read
+from tools.benchmarks.fast_cp_frameworks.result import Result
+from tools.benchmarks.fast_cp_frameworks.result_file import read
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/scaling.md"

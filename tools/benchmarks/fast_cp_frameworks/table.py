@@ -7,7 +7,8 @@ from pathlib import Path
 
 from chitu_diffusion.parallel.cp.errors import CPError, ExitCode
 from tools.benchmarks.fast_cp_frameworks import render
-from tools.benchmarks.fast_cp_frameworks.result import Report, ReportSet, read
+from tools.benchmarks.fast_cp_frameworks.result import Report, ReportSet
+from tools.benchmarks.fast_cp_frameworks.result_file import read
 
 
 def markdown(reports: Sequence[tuple[str, Report | ReportSet]]) -> str:

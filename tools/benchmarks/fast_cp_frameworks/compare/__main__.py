@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chitu_diffusion.parallel.cp.errors import ConfigError, CPError, ExitCode
 from tools.benchmarks.fast_cp_frameworks.compare import merge, plots, report
-from tools.benchmarks.fast_cp_frameworks.result import write
+from tools.benchmarks.fast_cp_frameworks.result_file import write
 
 JSON, TABLE, LOG = "compare.json", "compare.md", "compare.log"
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from chitu_diffusion.parallel.cp.errors import ConfigError
 from tools.benchmarks.fast_cp_frameworks.compare.families import FLAT, SINGLE, Family, family_of
 from tools.benchmarks.fast_cp_frameworks.render import results_of
-from tools.benchmarks.fast_cp_frameworks.result import CaseRecord, Report, ReportSet, Result, Run, read
+from tools.benchmarks.fast_cp_frameworks.result import CaseRecord, Report, ReportSet, Result, Run
+from tools.benchmarks.fast_cp_frameworks.result_file import read
 
 AnyReport = Report | ReportSet
 

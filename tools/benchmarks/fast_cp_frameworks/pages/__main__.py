@@ -13,7 +13,7 @@ from chitu_diffusion.parallel.cp.errors import CPError, ExitCode
 from tools.benchmarks.fast_cp_frameworks.pages import attention, extension, libraries, models, verified
 from tools.benchmarks.fast_cp_frameworks.pages.files import Files
 from tools.benchmarks.fast_cp_frameworks.pages.fill import Part, fill, stale
-from tools.benchmarks.fast_cp_frameworks.result import read
+from tools.benchmarks.fast_cp_frameworks.result_file import read
 from tools.benchmarks.fast_cp_frameworks.table import markdown
 
 ROOT = Path(__file__).resolve().parents[4]

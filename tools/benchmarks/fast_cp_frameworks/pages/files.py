@@ -8,7 +8,8 @@ from typing import Any
 
 from chitu_diffusion.parallel.cp.errors import ConfigError
 from tools.benchmarks.fast_cp_frameworks.render import NOTHING
-from tools.benchmarks.fast_cp_frameworks.result import ReportSet, read
+from tools.benchmarks.fast_cp_frameworks.result import ReportSet
+from tools.benchmarks.fast_cp_frameworks.result_file import read
 
 
 @dataclass(frozen=True)
