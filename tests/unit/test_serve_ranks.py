@@ -39,6 +39,7 @@ def make(run: Run, on_step: OnStep) -> Left:
     if run.request.prompt == "bad":
         raise MemoryError("too much\nand more")
     for step in range(1, run.request.steps + 1):
+        time.sleep(0.05)  # a step takes a while, in which a gate may be closed
         if not on_step(step):
             raise CancelledError("stopped")
     return Left(run.job, media=b"made")
